@@ -1,0 +1,130 @@
+"""The schema of a configuration. Every part has a ``kind``; the registry knows its settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import yaml
+from pydantic import BaseModel, ConfigDict, Field
+
+from .errors import ConfigError
+from .requests import Optimizer
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Local(_Strict):
+    """Local training: what a client does with one entry in one round."""
+
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: float = Field(0.05, gt=0, allow_inf_nan=False)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
+    undecayed: list[str] = []
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.999, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    clip: float | None = Field(None, gt=0)
+    epochs: float = Field(1, gt=0, allow_inf_nan=False)
+    steps: int | None = Field(None, ge=1)
+    batch_size: int = Field(32, ge=1)
+    loss: str = "cross_entropy"
+    augment: list[str] = []
+    learner: dict[str, Any] = {"kind": "plain"}
+
+    @pydantic.model_validator(mode="after")
+    def _momentum_is_of_sgd(self) -> Local:
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"local.momentum belongs to optimizer: sgd; {self.optimizer} has beta1")
+        return self
+
+    def request(self) -> Optimizer:
+        """The optimiser that this asks for."""
+        return Optimizer(
+            self.optimizer,
+            self.lr,
+            self.momentum,
+            self.weight_decay,
+            tuple(self.undecayed),
+            (self.beta1, self.beta2),
+            self.eps,
+            self.clip,
+        )
+
+
+class Participation(_Strict):
+    """Which clients take part in a round, and what goes wrong with them.
+
+    ``fraction`` of the clients (to the nearest whole number, at least one) or exactly ``count``. Without
+    ``probabilities`` every client is equally likely; they are a list with one number per client, or ``rows`` (in
+    proportion to the training rows of round 1). ``replacement`` defaults to true exactly when there are
+    probabilities, which makes the plain mean of the updates unbiased. A straggler trains and its update is lost;
+    a crash raises half-way. ``minimum`` is the quorum: a round with fewer accepted updates changes nothing.
+    """
+
+    fraction: float = Field(1.0, gt=0, le=1)
+    count: int | None = Field(None, ge=1)
+    probabilities: list[float] | Literal["rows"] | None = None
+    replacement: bool | None = None
+    straggler_probability: Probability = 0.0
+    crash_probability: Probability = 0.0
+    minimum: int = Field(1, ge=1)
+
+    @pydantic.model_validator(mode="after")
+    def _one_size(self) -> Participation:
+        if self.count is not None and "fraction" in self.model_fields_set and self.fraction != 1.0:
+            raise ValueError("participation: fraction and count exclude each other; give one of them")
+        return self
+
+
+class Evaluation(_Strict):
+    """When and what is measured: after every ``every``-th round and the last one; 0 measures no accuracy at all.
+
+    Rounds that BWT_f needs are measured whatever ``every`` says (unless it is 0).
+    """
+
+    every: int = Field(1, ge=0)
+    measures: list[str] = ["accuracy", "backward_transfer", "drift", "costs", "server"]
+
+
+class Execution(_Strict):
+    """Where and how the clients' work is done. ``workers: null`` is one per core."""
+
+    kind: Literal["serial", "workers"] = "workers"
+    workers: int | None = Field(None, ge=1)
+    device: str = "cpu"
+    precision: Literal["float32", "bf16"] = "float32"
+
+
+class Checkpoint(_Strict):
+    """A checkpoint after every ``every``-th round and the last one; 0 keeps only the last."""
+
+    every: int = Field(1, ge=0)
+
+
+class Config(_Strict):
+    """A whole experiment."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    description: str = ""
+    seed: int = Field(0, ge=0, lt=2**63)
+    rounds: int = Field(10, ge=0)
+    data: dict[str, Any] = {"kind": "digits"}
+    stream: dict[str, Any]
+    model: dict[str, Any] = {"kind": "mlp"}
+    method: dict[str, Any] = {"kind": "fedavg"}
+    local: Local = Local()
+    participation: Participation = Participation()
+    evaluate: Evaluation = Evaluation()
+    execution: Execution = Execution()
+    checkpoint: Checkpoint = Checkpoint()
+    variants: dict[str, dict[str, Any]] = {}
+    seeds: list[int] = []

@@ -1,0 +1,148 @@
+"""Who gets which entry, and where updates go: what an author of a method writes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..bank import Bank, Buffers, Entry, Key
+from ..learners.base import Learner
+from ..messages import Assignment, Client, Group, Participant, Update, World, grouped
+from ..randomness import Moment, generator
+from ..requests import Evaluate, Request, Served
+from ..server.base import Mean, ServerOptimizer
+
+Program = Generator[Request, Any, Update]
+
+
+class Method:
+    """A system of federated learning. Attributes never change after ``__init__``; all numbers live in the bank.
+
+    Settings are keyword-only parameters of ``__init__``. A method never sees the stream, the data or the truth
+    about a client's rows (its concept, its domain).
+    """
+
+    part: ClassVar[str] = "method"
+    warmup: ClassVar[int] = 0
+    """1 adds a round 0 before the first, in which the stream gives the rows of round 1."""
+    exchanges: ClassVar[int] = 1
+    """Rounds of communication in one round."""
+    heads_by_task: bool = False
+    """Whether there is a model per task, so that every task may have a head of its own."""
+
+    def __init__(self, world: World, learner: Learner, mean: Mean, server: ServerOptimizer) -> None:
+        self.world = world
+        self.learner = learner
+        self.mean = mean
+        self.server = server
+
+    # ---- what a method says ---------------------------------------------------------------------------------
+
+    def start(self) -> Bank:
+        """The bank before the first round."""
+        raise NotImplementedError
+
+    def assign(self, bank: Bank, when: Moment, clients: Sequence[Participant]) -> Iterable[Assignment]:
+        """Which entries each client receives; at most one assignment per client. Runs on the server."""
+        raise NotImplementedError
+
+    def train(self, given: Assignment, client: Client) -> Program | Update:
+        """What the client does with them: a generator that yields requests, or the update itself."""
+        raise NotImplementedError
+
+    def merge(self, bank: Bank, updates: Sequence[Update], when: Moment) -> Bank:
+        """The bank after these updates, which are sorted by client. Default: every entry by `merge_entry`."""
+        changes = {
+            key: self.merge_entry(key, bank.entries[key], group, when) for key, group in grouped(updates).items()
+        }
+        return bank.put(changes)
+
+    def candidates(self, bank: Bank, target: Mapping[str, Any]) -> Sequence[tuple[Key, ...]]:
+        """The groups of keys that could answer for a target such as ``{"task": 3}`` or ``{"client": 17}``.
+
+        The measure takes the group with the lowest loss on the target's validation rows, and logs which.
+        """
+        raise NotImplementedError
+
+    def compose(self, bank: Bank, keys: tuple[Key, ...]) -> Served:
+        """The model that a group of keys makes together. Default: their segments joined."""
+        return self.join([bank.entries[key] for key in keys])
+
+    # ---- what helps in saying it ----------------------------------------------------------------------------
+
+    def initial(self, key: Key, model: str = "main", name: str | None = None) -> Entry:
+        """A newly initialised entry. Entries with the same ``name`` (default: the key) start identical."""
+        return self.world.models[model].initial(generator(self.world.seed, "initial", model, name or key))
+
+    def join(self, entries: Sequence[Entry]) -> Served:
+        """One model from entries that cover its segments between them."""
+        if len(entries) == 1 and entries[0].segments is None:
+            return Served.of(entries[0])
+        space = self.world.models[entries[0].model].space
+        parts: dict[str, Tensor] = {}
+        for entry in entries:
+            for segment in entry.segments or ():
+                parts[segment] = space.part(entry, segment)
+        buffers = next((e.buffers for e in entries if e.buffers != Buffers()), Buffers())
+        return Served(entries[0].model, space.join(parts), buffers)
+
+    def report(self, served: Served, client: Client) -> Generator[Request, Any, dict[str, float]]:
+        """The note with this model's loss on the client's validation rows, where the server optimiser asks for it."""
+        if not self.server.reads_reported or not len(client.validation):
+            return {}
+        scores = yield Evaluate((served,), client.validation, self.learner.local.loss)
+        return {"validation_loss": scores[0].loss}
+
+    def merge_entry(
+        self, key: Key, old: Entry, group: Group, when: Moment, extra: Mapping[str, Tensor] | None = None
+    ) -> Entry:
+        """The next entry from all answers for it: mean, server step, buffers, and both kinds of extra.
+
+        Every method builds its entries through this, so that a learner's numbers are never lost: ``extra`` adds
+        the method's own to the old ones and the learner's.
+        """
+        changes: dict[str, Any] = {
+            "extra": {**old.extra, **self.learner.extra(key, old, group, when), **(extra or {})}
+        }
+        trained = [(p, w) for p, w in zip(group.parts, group.weights, strict=True) if p.vector is not None]
+        if trained:
+            parts, weights = tuple(p for p, _ in trained), tuple(w for _, w in trained)
+            group = replace(group, parts=parts, weights=weights)
+            vector, server = self.server.step(old, self.mean.combine(old, group), when, group.reported)
+            changes |= {
+                "vector": vector,
+                "server": server,
+                "buffers": merge_buffers(old.buffers, group),
+                "weight": float(np.sum(weights)),
+            }
+        return old.new(**changes)
+
+
+def merge_buffers(old: Buffers, group: Group) -> Buffers:
+    """The mean of the float buffers with the parts' weights, and the maximum of the counters.
+
+    Buffers never pass through a server optimiser: a momentum step can drive a variance below zero.
+    """
+    weights = np.asarray(group.weights, dtype=np.float64)
+    weights = weights / weights.sum()
+    floats = counters = None
+    if old.floats is not None:
+        known = [(p.buffers.floats, w) for p, w in zip(group.parts, weights, strict=True)]
+        total = torch.zeros_like(old.floats, dtype=torch.float64)
+        share = 0.0
+        for values, weight in known:
+            if values is not None:
+                total.add_(values, alpha=float(weight))
+                share += float(weight)
+        floats = (total / share).to(torch.float32) if share else old.floats
+    if old.counters is not None:
+        counters = old.counters
+        for part in group.parts:
+            if part.buffers.counters is not None:
+                counters = torch.maximum(counters, part.buffers.counters)
+    return Buffers(floats, counters)

@@ -1,0 +1,73 @@
+"""What a measure sees of a round, and what it gives: lines of ``metrics.jsonl``, and numbers of the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..bank import Bank, Key
+from ..config import Evaluation
+from ..messages import Assignment, Outcome, Update, World
+from ..methods.base import Method
+from ..randomness import Moment
+from ..requests import Score, Served
+from ..streams.base import Holding, Stream
+
+Line = dict[str, Any]
+"""One line of ``metrics.jsonl``: ``round`` and ``metric`` with ``value``, or ``record``; never a time."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a measure knows of the run from the start."""
+
+    world: World
+    stream: Stream
+    method: Method
+    evaluate: Evaluation
+    warmup: int = 0
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One finished round (all its exchanges together).
+
+    ``outcomes`` are all answers of the engine, ``accepted`` the updates that reached the bank, ``holdings`` what
+    each participant held. ``trained`` maps an entry to the clients whose update reached it. ``score`` measures
+    models on rows without changing anything, several pairs at once.
+    """
+
+    when: Moment
+    before: Bank
+    after: Bank
+    assignments: Sequence[Assignment]
+    outcomes: Sequence[Outcome]
+    accepted: Sequence[Update]
+    holdings: Mapping[int, Holding]
+    trained: Mapping[Key, tuple[int, ...]]
+    score: Callable[[Sequence[tuple[Sequence[Served], Tensor]]], list[list[Score]]]
+    last: bool
+
+
+class Measure:
+    """One family of numbers. A kind is built as ``Kind(context)``; attributes never change afterwards.
+
+    What must be remembered from round to round is ``memory``: a JSON value that the checkpoint keeps.
+    """
+
+    part: ClassVar[str] = "measure"
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def observe(self, seen: Seen, memory: Mapping[str, Any]) -> tuple[list[Line], Mapping[str, Any]]:
+        """The lines after a round, and the next memory. ``round`` is added to each line by the loop."""
+        return [], memory
+
+    @staticmethod
+    def summarise(lines: Sequence[Line]) -> dict[str, Any]:
+        """Numbers for ``summary.json``, from the lines of the whole run alone."""
+        return {}

@@ -1,0 +1,235 @@
+"""Parts by their ``kind``: one line here makes a part known to the configuration, the laws and ``shoal methods``.
+
+A part is a class or function. Its settings are its keyword-only parameters: their annotations are checked by
+pydantic, their defaults are written into the run's ``config.yaml``. A parameter annotated with a class that
+has a ``part`` attribute is a part itself and is configured by a mapping with a ``kind``. A user's own part
+is named by import path, ``kind: my_package.my_module:MyClass``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import pydantic
+
+from .errors import ConfigError, nearest
+
+PARTS: dict[str, dict[str, str]] = {
+    "data": {
+        "arrays": "shoal.data.arrays:Arrays",
+        "digits": "shoal.data.digits:Digits",
+        "idx": "shoal.data.idx:Idx",
+        "parquet": "shoal.data.parquet:Parquet",
+    },
+    "stream": {
+        "static": "shoal.streams.static:StaticStream",
+        "tasks": "shoal.streams.tasks:TaskStream",
+    },
+    "partition": {
+        "dirichlet": "shoal.streams.partitions:Dirichlet",
+        "draw": "shoal.streams.partitions:Draw",
+        "iid": "shoal.streams.partitions:Iid",
+        "shards": "shoal.streams.partitions:Shards",
+        "sizes": "shoal.streams.partitions:Sizes",
+    },
+    "model": {
+        "cnn": "shoal.models.cnn:cnn",
+        "lenet": "shoal.models.lenet:lenet",
+        "mlp": "shoal.models.mlp:mlp",
+        "resnet20": "shoal.models.resnet:resnet20",
+    },
+    "method": {
+        "fedavg": "shoal.methods.fedavg:FedAvg",
+    },
+    "learner": {
+        "plain": "shoal.learners.base:Learner",
+    },
+    "mean": {
+        "listed": "shoal.server.means:Listed",
+        "uniform": "shoal.server.means:Uniform",
+        "weighted": "shoal.server.means:Weighted",
+    },
+    "server": {
+        "adagrad": "shoal.server.adaptive:Adagrad",
+        "adam": "shoal.server.adaptive:Adam",
+        "amsgrad": "shoal.server.adaptive:AMSGrad",
+        "momentum": "shoal.server.plain:Momentum",
+        "sgd": "shoal.server.plain:SGD",
+        "yogi": "shoal.server.adaptive:Yogi",
+    },
+    "calibration": {
+        "epsilon": "shoal.server.calibrations:Epsilon",
+        "p": "shoal.server.calibrations:Power",
+        "softplus": "shoal.server.calibrations:Softplus",
+    },
+    "loss": {
+        "cross_entropy": "shoal.losses:CrossEntropy",
+    },
+    "measure": {
+        "accuracy": "shoal.metrics.accuracy:Accuracy",
+        "costs": "shoal.metrics.costs:Costs",
+        "drift": "shoal.metrics.drift:ClientDrift",
+        "backward_transfer": "shoal.metrics.transfer:BackwardTransfer",
+        "server": "shoal.metrics.server:ServerStep",
+    },
+}
+
+ALIASES: dict[str, dict[str, dict[str, Any]]] = {
+    "method": {
+        "fedadagrad": {"kind": "fedavg", "server": {"kind": "adagrad"}},
+        "fedadam": {"kind": "fedavg", "server": {"kind": "adam"}},
+        "fedamsgrad": {"kind": "fedavg", "server": {"kind": "amsgrad"}},
+        "fedmomentum": {"kind": "fedavg", "server": {"kind": "momentum"}},
+        "fedsgd": {"kind": "fedavg", "server": {"kind": "sgd"}},
+        "fedyogi": {"kind": "fedavg", "server": {"kind": "yogi"}},
+    },
+}
+"""Names of known systems for settings of several parts; the run's ``config.yaml`` has the expanded form."""
+
+
+class Setting(NamedTuple):
+    """One setting of a part: its annotation and default, and the part that it is configured as, if any."""
+
+    annotation: Any
+    default: Any
+    part: str | None
+
+
+def find(part: str, kind: str) -> Callable[..., Any]:
+    """The class or function behind a kind; raises `ConfigError` for an unknown one, naming the nearest known."""
+    known = PARTS[part]
+    path = known.get(kind, kind)
+    if ":" not in path:
+        raise ConfigError(
+            f"{part}.kind: no {part} is called {kind!r}; {nearest(kind, [*known, *ALIASES.get(part, {})])} "
+            f"(or your own by import path: kind: my_module:MyClass)"
+        )
+    module_name, _, name = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"{part}.kind: cannot import {path!r}: {error}") from error
+    if not callable(found):
+        raise ConfigError(f"{part}.kind: {path!r} is a {type(found).__name__}, not a class or function")
+    return typing.cast("Callable[..., Any]", found)
+
+
+def _part_of(annotation: Any) -> str | None:
+    options = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
+    for option in (annotation, *options):
+        part = getattr(option, "part", None)
+        if isinstance(option, type) and isinstance(part, str):
+            return part
+    return None
+
+
+@functools.cache
+def settings_of(target: Callable[..., Any]) -> dict[str, Setting]:
+    """The settings of a part: its keyword-only parameters, those of its base classes included where it has **."""
+    function = target.__init__ if isinstance(target, type) else target
+    hints = typing.get_type_hints(function, include_extras=True)
+    found: dict[str, Setting] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+            annotation = hints.get(name, Any)
+            default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+            found[name] = Setting(annotation, default, _part_of(annotation))
+    return found
+
+
+@functools.cache
+def _schema(target: Callable[..., Any]) -> type[pydantic.BaseModel]:
+    fields = {
+        name: (setting.annotation, setting.default)
+        for name, setting in settings_of(target).items()
+        if setting.part is None
+    }
+    return pydantic.create_model(  # type: ignore[call-overload,no-any-return]
+        getattr(target, "__name__", "settings"),
+        __config__=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()),
+        **fields,
+    )
+
+
+def explain(error: pydantic.ValidationError, where: str, known: typing.Iterable[str]) -> ConfigError:
+    """A validation error in our words: one line per fault, with the place, what came, and the nearest name."""
+    lines = []
+    names = list(known)
+    for fault in error.errors():
+        place = ".".join([where, *(str(item) for item in fault["loc"])]).strip(".")
+        if fault["type"] == "extra_forbidden":
+            lines.append(f"{place}: no such setting; {nearest(str(fault['loc'][-1]), names)}")
+        elif fault["type"] == "missing":
+            lines.append(f"{place}: this setting is required")
+        else:
+            lines.append(f"{place}: {fault['msg']}; got {fault['input']!r}")
+    return ConfigError("\n".join(lines))
+
+
+def resolve(part: str, given: Any, where: str = "", extra: typing.Iterable[str] = ()) -> dict[str, Any]:
+    """The settings of a part with every default filled in, checked; ``given`` is a mapping with ``kind``, or a kind.
+
+    ``extra`` names settings that belong to somebody else and pass through untouched (``mean`` and ``server`` of
+    a method). Raises `ConfigError`.
+    """
+    where = where or part
+    if isinstance(given, str):
+        given = {"kind": given}
+    if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
+        raise ConfigError(f"{where}: needs a mapping with a 'kind', such as {{kind: {next(iter(PARTS[part]))}}}; got {given!r}")
+    kind = given["kind"]
+    target = find(part, kind)
+    settings = settings_of(target)
+    nested = {name: setting for name, setting in settings.items() if setting.part is not None}
+    own = {name: value for name, value in given.items() if name not in ("kind", *nested, *extra)}
+    try:
+        checked = _schema(target)(**own)
+    except pydantic.ValidationError as error:
+        raise explain(error, where, [*settings, *extra]) from None
+    resolved: dict[str, Any] = {"kind": kind, **checked.model_dump(mode="json")}
+    for name, setting in nested.items():
+        value = given.get(name, setting.default)
+        if value is ...:
+            raise ConfigError(f"{where}.{name}: this setting is required")
+        resolved[name] = None if value is None else resolve(str(setting.part), value, f"{where}.{name}")
+    return resolved
+
+
+def build(part: str, settings: Mapping[str, Any], *args: Any, **more: Any) -> Any:
+    """Builds a part from its resolved settings; ``args`` and ``more`` are what the caller supplies beside them."""
+    target = find(part, settings["kind"])
+    known = settings_of(target)
+    own = {}
+    for name, value in settings.items():
+        if name in known:
+            nested = known[name].part
+            own[name] = build(nested, value) if nested is not None and value is not None else value
+    plain = {name: value for name, value in own.items() if known[name].part is None}
+    try:
+        # Back through the schema: a tuple or an enumeration became a list or a string in config.yaml.
+        checked = _schema(target)(**plain)
+    except pydantic.ValidationError as error:
+        raise explain(error, part, known) from None
+    own.update({name: getattr(checked, name) for name in plain})
+    try:
+        return target(*args, **own, **more)
+    except ValueError as error:
+        raise ConfigError(f"{part}: {error}") from error
+
+
+def register(part: str, kind: str) -> Callable[[type], type]:
+    """A decorator that makes a class known under ``kind`` in this process (import paths work everywhere)."""
+    if part not in PARTS:
+        raise ConfigError(f"no kind of part is called {part!r}; {nearest(part, PARTS)}")
+
+    def remember(target: type) -> type:
+        PARTS[part][kind] = f"{target.__module__}:{target.__qualname__}"
+        return target
+
+    return remember

@@ -1,0 +1,79 @@
+"""`Stream`: what each client holds, and when. A pure function of (seed, client, round)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from ..data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Holding:
+    """The rows of one client in one round, as indices into the stream's data set (int64).
+
+    ``task`` is set only where the client knows its task. ``truth`` (task, concept, domain, phase) is for
+    measuring and reports; no method sees it.
+    """
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+    task: int | None = None
+    truth: Mapping[str, int | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Something to be measured: a task, a concept, a client. ``labels`` name it, such as ``{"task": 3}``.
+
+    ``stamp`` changes whenever the target's rows do.
+    """
+
+    labels: Mapping[str, Any]
+    test: Tensor
+    validation: Tensor
+    stamp: int = 0
+
+
+class Stream:
+    """What each client holds, and when.
+
+    A kind of stream is built as ``Kind(data, seed, rounds, heads_by_task, **settings)`` and sets the attributes
+    below; they never change afterwards. Nothing is stored per client and round.
+    """
+
+    part: ClassVar[str] = "stream"
+
+    dataset: Dataset
+    """The rows; may be the data given under several transforms, or with targets of its own."""
+    clients: int
+    outputs: int
+    """The number of outputs of a model's head."""
+    tasks: int = 0
+    task_outputs: tuple[int, ...] = ()
+    """The outputs of each task's head; empty unless tasks have heads of their own."""
+    head: str = "shared"
+    """``task``: local labels, a head per task; ``shared``: global labels, one head."""
+    boundaries: tuple[int, ...] = ()
+    """The last round of every phase but the last one."""
+    task_names: tuple[str, ...] = ()
+
+    def holding(self, client: int, round: int) -> Holding:
+        """What a client holds in a round (from 1)."""
+        raise NotImplementedError
+
+    def targets(self, round: int) -> Sequence[Target]:
+        """What is to be measured after a round."""
+        raise NotImplementedError
+
+    def phase(self, round: int) -> int:
+        """The phase of a round, from 0; phase ``p`` ends with round ``boundaries[p]``."""
+        return sum(1 for last in self.boundaries if round > last)
+
+    def notes(self) -> list[str]:
+        """Remarks for the user: what was rounded, dropped or left empty. Shown by ``shoal show`` and in the report."""
+        return []

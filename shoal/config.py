@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-import yaml
 from pydantic import BaseModel, ConfigDict, Field
 
-from .errors import ConfigError
 from .requests import Optimizer
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -92,7 +87,7 @@ class Evaluation(_Strict):
     """
 
     every: int = Field(1, ge=0)
-    measures: list[str] = ["accuracy", "backward_transfer", "drift", "costs", "server"]
+    measures: list[str] = ["accuracy", "backward_transfer", "drift", "costs", "probes", "server"]
 
 
 class Execution(_Strict):

@@ -76,6 +76,7 @@ PARTS: dict[str, dict[str, str]] = {
         "costs": "shoal.metrics.costs:Costs",
         "drift": "shoal.metrics.drift:ClientDrift",
         "backward_transfer": "shoal.metrics.transfer:BackwardTransfer",
+        "probes": "shoal.metrics.probes:Probes",
         "server": "shoal.metrics.server:ServerStep",
     },
 }
@@ -132,7 +133,7 @@ def _part_of(annotation: Any) -> str | None:
 @functools.cache
 def settings_of(target: Callable[..., Any]) -> dict[str, Setting]:
     """The settings of a part: its keyword-only parameters, those of its base classes included where it has **."""
-    function = target.__init__ if isinstance(target, type) else target
+    function: Any = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
     hints = typing.get_type_hints(function, include_extras=True)
     found: dict[str, Setting] = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -182,7 +183,9 @@ def resolve(part: str, given: Any, where: str = "", extra: typing.Iterable[str] 
     if isinstance(given, str):
         given = {"kind": given}
     if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
-        raise ConfigError(f"{where}: needs a mapping with a 'kind', such as {{kind: {next(iter(PARTS[part]))}}}; got {given!r}")
+        raise ConfigError(
+            f"{where}: needs a mapping with a 'kind', such as {{kind: {next(iter(PARTS[part]))}}}; got {given!r}"
+        )
     kind = given["kind"]
     target = find(part, kind)
     settings = settings_of(target)

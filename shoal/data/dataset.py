@@ -8,14 +8,20 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from shoal.errors import ConfigError, nearest
+
 TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
-    # On normalised images [rows, height, width, channels], exact in every bit.
+    # Moves of pixels, on images [rows, height, width, channels]; exact in every bit.
     "identity": lambda x: x,
     "rotate90": lambda x: x.rot90(1, (1, 2)),
     "rotate180": lambda x: x.rot90(2, (1, 2)),
     "rotate270": lambda x: x.rot90(3, (1, 2)),
     "mirror": lambda x: x.flip(2),
 }
+INVERT = "invert"
+"""The transform that changes values: raw pixel ``v`` becomes ``peak - v``, see `Dataset.batch`."""
+
+TRANSFORM_NAMES = (*TRANSFORMS, INVERT)
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class Dataset:
     scale: Tensor
     offset: Tensor
     columns: Mapping[str, Column] = field(default_factory=dict)
+    peak: float = 255.0
+    """The largest raw value that a pixel can have: white. 16 for the digits of scikit-learn."""
     transforms: tuple[str, ...] = ("identity",)
     targets: Tensor | None = None
     fingerprint: str = ""
@@ -70,7 +78,23 @@ class Dataset:
         return (int(self.features.shape[1]),)
 
     def with_transforms(self, *transforms: str) -> Dataset:
-        """The same rows under these transforms, as further row indices."""
+        """The same rows under these transforms, as further row indices.
+
+        Raises `ConfigError` for an unknown name, for tables, and for a quarter turn of images that are not square.
+        """
+        for name in transforms:
+            if name not in TRANSFORM_NAMES:
+                raise ConfigError(f"no transform is called {name!r}; {nearest(name, TRANSFORM_NAMES)}")
+            if name != "identity" and not self.is_image:
+                raise ConfigError(f"transform {name!r} needs images; {self.name} has tables of {self.shape[0]} features")
+            if name in ("rotate90", "rotate270") and self.features.shape[1] != self.features.shape[2]:
+                _, height, width = self.shape
+                raise ConfigError(
+                    f"transform {name!r} needs square images; those of {self.name} are {height}x{width}: "
+                    f"use rotate180, mirror or invert, or resize the images"
+                )
+        if not transforms:
+            raise ConfigError("transforms: needs at least one; 'identity' leaves the rows as they are")
         return replace(self, transforms=transforms)
 
     def to(self, device: torch.device) -> Dataset:
@@ -88,28 +112,44 @@ class Dataset:
     def batch(self, rows: Tensor) -> Tensor:
         """The inputs of these rows, float32, normalised: ``[rows, height, width, channels]`` or ``[rows, features]``.
 
-        `inputs` turns it into what a module takes.
+        `inputs` turns it into what a module takes. Every transform is exact: the batch has the bits of the batch
+        of images that were moved or inverted (``peak - v``) as raw pixels and then normalised.
         """
-        base = rows % len(self) if len(self.transforms) > 1 else rows
-        x = self.features.index_select(0, base.to(self.features.device))
-        x = x.to(torch.float32).mul_(self.scale).add_(self.offset)
-        if self.transforms == ("identity",):
-            return x
+        x = self.features.index_select(0, self._base(rows).to(self.features.device)).to(torch.float32)
+        groups = self._groups(rows)
+        for name, where in groups:
+            # Before the normalisation: whole numbers are exact in float32, normalised values are not.
+            if name == INVERT and where is None:
+                x.neg_().add_(self.peak)
+            elif name == INVERT:
+                x[where] = self.peak - x[where]
+        x.mul_(self.scale).add_(self.offset)
+        for name, where in groups:
+            if name in (INVERT, "identity"):
+                continue
+            if where is None:
+                return transform(name)(x).contiguous()
+            x[where] = transform(name)(x[where])
+        return x
+
+    def _base(self, rows: Tensor) -> Tensor:
+        return rows % len(self) if len(self.transforms) > 1 else rows
+
+    def _groups(self, rows: Tensor) -> list[tuple[str, Tensor | None]]:
+        """The transforms of these rows with the places where they hold; ``None`` is everywhere."""
+        if len(self.transforms) == 1:
+            return [(self.transforms[0], None)]
         which = rows // len(self)
-        kinds = which.unique().tolist()
+        kinds = sorted(set(which.tolist()))
         if len(kinds) == 1:
-            return transform(self.transforms[kinds[0]])(x).contiguous()
-        out = torch.empty_like(x)
-        for kind in kinds:
-            chosen = (which == kind).to(x.device)
-            out[chosen] = transform(self.transforms[kind])(x[chosen])
-        return out
+            return [(self.transforms[kinds[0]], None)]
+        which = which.to(self.features.device)
+        return [(self.transforms[kind], (which == kind).nonzero().squeeze(1)) for kind in kinds]
 
     def wanted(self, rows: Tensor) -> Tensor:
         """The targets of these rows."""
         source = self.labels if self.targets is None else self.targets
-        base = rows % len(self) if len(self.transforms) > 1 else rows
-        return source.index_select(0, base.to(source.device))
+        return source.index_select(0, self._base(rows).to(source.device))
 
     def labels_of(self, rows: Tensor) -> Tensor:
         """The internal labels of these rows, whatever the heads are."""
@@ -122,5 +162,10 @@ def inputs(x: Tensor) -> Tensor:
 
 
 def transform(name: str) -> Callable[[Tensor], Tensor]:
-    """The transform of this name; ``invert`` negates a normalised image around its channel mean."""
+    """The move of pixels of this name, on ``[rows, height, width, channels]``; raises `ConfigError` for another.
+
+    ``invert`` is none: it changes raw values and needs the data set's peak, so `Dataset.batch` does it.
+    """
+    if name not in TRANSFORMS:
+        raise ConfigError(f"no move of pixels is called {name!r}; {nearest(name, TRANSFORMS)}")
     return TRANSFORMS[name]

@@ -1,0 +1,22 @@
+"""Engines: who runs the clients' work. They know no method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..config import Execution
+from ..data.dataset import Dataset
+from ..models.base import Model
+from .base import Engine, find_device, one_torch_thread
+from .serial import Serial
+from .workers import Workers
+
+__all__ = ["Engine", "Serial", "Workers", "make_engine", "one_torch_thread"]
+
+
+def make_engine(execution: Execution, models: Mapping[str, Model], dataset: Dataset, loss: str) -> Engine:
+    """The engine that a configuration asks for."""
+    device = find_device(execution.device)
+    if execution.kind == "serial":
+        return Serial(models, dataset, device, execution.precision, loss)
+    return Workers(models, dataset, device, execution.precision, loss, workers=execution.workers)

@@ -32,8 +32,11 @@ class Method:
     """1 adds a round 0 before the first, in which the stream gives the rows of round 1."""
     exchanges: ClassVar[int] = 1
     """Rounds of communication in one round."""
-    heads_by_task: bool = False
-    """Whether there is a model per task, so that every task may have a head of its own."""
+
+    @classmethod
+    def keeps_task_models(cls, settings: Mapping[str, Any]) -> bool:
+        """Whether these settings keep a model per task, so that every task may have a head of its own."""
+        return False
 
     def __init__(self, world: World, learner: Learner, mean: Mean, server: ServerOptimizer) -> None:
         self.world = world
@@ -106,9 +109,7 @@ class Method:
         Every method builds its entries through this, so that a learner's numbers are never lost: ``extra`` adds
         the method's own to the old ones and the learner's.
         """
-        changes: dict[str, Any] = {
-            "extra": {**old.extra, **self.learner.extra(key, old, group, when), **(extra or {})}
-        }
+        changes: dict[str, Any] = {"extra": {**old.extra, **self.learner.extra(key, old, group, when), **(extra or {})}}
         trained = [(p, w) for p, w in zip(group.parts, group.weights, strict=True) if p.vector is not None]
         if trained:
             parts, weights = tuple(p for p, _ in trained), tuple(w for _, w in trained)

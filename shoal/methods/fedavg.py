@@ -41,7 +41,11 @@ class FedAvg(Method):
                 "Use per: all, or stream.kind: tasks"
             )
         self.per = per
-        self.heads_by_task = per == "task"
+
+    @classmethod
+    def keeps_task_models(cls, settings: Mapping[str, Any]) -> bool:
+        """With ``per: task``."""
+        return settings.get("per") == "task"
 
     def key(self, task: int | None) -> Key:
         """The key of the entry that a client with this task trains."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -24,7 +25,7 @@ class Mean:
 
 
 class ServerOptimizer:
-    """What the mean change does to an entry. Its own numbers live in ``Entry.server``, never in the object."""
+    """What the mean change does to an entry. Its numbers live in ``Entry.server``, never in the object."""
 
     part: ClassVar[str] = "server"
     reads_reported: ClassVar[bool] = False
@@ -35,10 +36,44 @@ class ServerOptimizer:
     ) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The entry's next vector and its next ``Entry.server``, from its old self and the clients' mean.
 
-        The pseudo-gradient is ``mean - old.vector`` (the direction in which the clients went). ``reported`` is
-        the participants' mean validation loss, NaN if nobody reported one.
+        The pseudo-gradient is ``mean - old.vector`` (the direction in which the clients went). ``reported``
+        is the participants' mean validation loss, NaN if nobody reported one. Names in ``Entry.server`` that
+        are not the optimiser's own come back as they were.
         """
         raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """What this optimiser does, every option as it is used (defaults resolved); JSON values only.
+
+        It goes into ``summary.json``. The default is the name of the class alone.
+        """
+        return {"class": type(self).__name__}
+
+    def effective_step(self, entry: Entry, when: Moment | None = None) -> Tensor | None:
+        """What each coordinate of the momentum is multiplied by, for logging; ``None`` if nothing is.
+
+        ``entry`` is the entry after a step; ``when`` is the moment of that step (``None``: the rate ``lr``).
+        """
+        return None
+
+
+class RatedServer(ServerOptimizer):
+    """A server optimiser with a server learning rate ``lr > 0``; raises ``ValueError`` for any other."""
+
+    def __init__(self, lr: float) -> None:
+        if not 0 < lr < math.inf:
+            raise ValueError(
+                f"lr must be positive and finite; got {lr}. The clients' direction is already a descent"
+            )
+        self.lr = lr
+
+    def rate(self, when: Moment) -> float:
+        """The server learning rate of a round; a schedule overrides this."""
+        return self.lr
+
+    def describe(self) -> dict[str, Any]:
+        """The name of the class, and ``lr``."""
+        return {**super().describe(), "lr": self.lr}
 
 
 class Calibration:
@@ -49,3 +84,14 @@ class Calibration:
     def denominator(self, v: Tensor) -> Tensor:
         """From the second moment ``v >= 0`` to a positive tensor of the same size."""
         raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """The name of the class and its constants, for ``summary.json``; JSON values only."""
+        return {"class": type(self).__name__}
+
+
+def decay(name: str, value: float) -> float:
+    """A decay rate, checked: 0 <= value < 1, else ``ValueError``."""
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} is a decay rate and needs 0 <= {name} < 1; got {value}")
+    return value

@@ -1,0 +1,5 @@
+"""``python -m shoal``."""
+
+from .cli import main
+
+main()

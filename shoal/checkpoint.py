@@ -1,0 +1,270 @@
+"""Checkpoints: a `State` in one file, written atomically, the one before it kept.
+
+A file is safetensors: the tensors, and in its header the rest of the state as JSON with a digest of both. Nothing
+is ever unpickled. Above `SPLIT_BYTES` of tensors, each entry and each client's private state is a file of its own
+that is written only when it changed, and the checkpoint is the manifest that names them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from .bank import Bank, Buffers, Entry, State
+from .errors import RunError
+
+SPLIT_BYTES = 100 * 2**20
+FORMAT = "shoal-state-1"
+_NAME = re.compile(r"^round-(-?\d+)\.safetensors$")
+log = logging.getLogger(__name__)
+
+
+# ---- one file -------------------------------------------------------------------------------------------------
+
+
+def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
+    """A JSON value in which each tensor stands as ``{"tensor": name}``; the tensors go into ``tensors``."""
+    if isinstance(value, Tensor):
+        name = f"{len(tensors)}{path}"  # numbered: two paths may read alike, since keys may contain slashes
+        tensors[name] = value.detach().cpu().contiguous()
+        return {"tensor": name}
+    if isinstance(value, Mapping):
+        if "tensor" in value or not all(isinstance(k, str) for k in value):
+            raise TypeError(f"{path}: keys of a state are strings other than 'tensor'; got {list(value)[:5]}")
+        return {k: pack(v, tensors, f"{path}/{k}") for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [pack(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise TypeError(
+        f"{path}: a state may hold tensors, numbers, strings, lists and mappings; got {type(value).__name__}"
+    )
+
+
+def unpack(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The value that `pack` packed."""
+    if isinstance(value, dict):
+        if set(value) == {"tensor"}:
+            return tensors[value["tensor"]]
+        return {k: unpack(v, tensors) for k, v in value.items()}
+    if isinstance(value, list):
+        return [unpack(v, tensors) for v in value]
+    return value
+
+
+def _digest(tree: str, tensors: Mapping[str, Tensor]) -> str:
+    h = hashlib.blake2b(tree.encode(), digest_size=16)
+    for name in sorted(tensors):
+        t = tensors[name]
+        h.update(f"{name}{t.dtype}{tuple(t.shape)}".encode())
+        if t.numel():
+            h.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return h.hexdigest()
+
+
+def write_file(path: Path, value: Any) -> None:
+    """Writes a value atomically: a temporary file, fsync, rename, fsync of the folder."""
+    tensors: dict[str, Tensor] = {}
+    tree = json.dumps(pack(value, tensors))
+    header = {"format": FORMAT, "tree": tree, "digest": _digest(tree, tensors)}
+    write_atomically(path, save(tensors, header))
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replaces a file by this content, so that a crash at any moment leaves the old or the new one."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames inside a folder last (where the system can)."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def read_file(path: Path) -> Any:
+    """The value in a file; raises ``ValueError`` if it is damaged."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ValueError(f"{path.name} is damaged: {error}") from None
+    if header.get("format") != FORMAT or "tree" not in header:
+        raise ValueError(f"{path.name} is not a checkpoint of this version of Shoal")
+    if header.get("digest") != _digest(header["tree"], tensors):
+        raise ValueError(f"{path.name} is damaged: its digest does not match its content")
+    return unpack(json.loads(header["tree"]), tensors)
+
+
+# ---- a state --------------------------------------------------------------------------------------------------
+
+
+def entry_value(entry: Entry) -> dict[str, Any]:
+    """An entry as a value for `write_file`."""
+    return {
+        "vector": entry.vector,
+        "model": entry.model,
+        "segments": None if entry.segments is None else list(entry.segments),
+        "floats": entry.buffers.floats,
+        "counters": entry.buffers.counters,
+        "extra": dict(entry.extra),
+        "server": dict(entry.server),
+        "weight": entry.weight,
+        "version": entry.version,
+    }
+
+
+def entry_of(value: Mapping[str, Any]) -> Entry:
+    """The entry that `entry_value` wrote."""
+    segments = value["segments"]
+    return Entry(
+        value["vector"],
+        value["model"],
+        None if segments is None else tuple(segments),
+        Buffers(value["floats"], value["counters"]),
+        value["extra"],
+        value["server"],
+        value["weight"],
+        value["version"],
+    )
+
+
+def _size(state: State) -> int:
+    total = sum(
+        e.bytes + sum(t.numel() * t.element_size() for t in e.server.values()) for e in state.bank.entries.values()
+    )
+    for values in state.clients.values():
+        tensors: dict[str, Tensor] = {}
+        pack(dict(values), tensors)
+        total += sum(t.numel() * t.element_size() for t in tensors.values())
+    return total
+
+
+class Checkpoints:
+    """The checkpoints in one folder; the last two are kept. Remembers which parts are on disk already."""
+
+    def __init__(self, folder: Path, split_bytes: int = SPLIT_BYTES) -> None:
+        self.folder = folder
+        self.split_bytes = split_bytes
+        self._written: dict[str, tuple[object, str]] = {}
+
+    def rounds(self) -> list[int]:
+        """The rounds that have a checkpoint, newest first."""
+        if not self.folder.is_dir():
+            return []
+        found = (_NAME.match(path.name) for path in self.folder.iterdir())
+        return sorted((int(m.group(1)) for m in found if m), reverse=True)
+
+    def path(self, round: int) -> Path:
+        """The file of a round's checkpoint."""
+        return self.folder / f"round-{round:08d}.safetensors"
+
+    def save(self, state: State) -> None:
+        """Writes a checkpoint, and removes all but this one and the one before it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        split = _size(state) > self.split_bytes
+        entries = {
+            key: self._part(f"entry/{key}", entry, entry_value(entry), state.round) if split else entry_value(entry)
+            for key, entry in state.bank.entries.items()
+        }
+        clients = {
+            str(c): self._part(f"client/{c}", values, dict(values), state.round) if split else dict(values)
+            for c, values in state.clients.items()
+        }
+        write_file(
+            self.path(state.round),
+            {
+                "round": state.round,
+                "split": split,
+                "clock": state.bank.clock,
+                "order": list(state.bank.entries),
+                "entries": entries,
+                "memory": dict(state.bank.memory),
+                "clients": clients,
+                "measured": dict(state.measured),
+                "metrics_bytes": state.metrics_bytes,
+            },
+        )
+        self._prune()
+
+    def _part(self, name: str, identity: object, value: Any, round: int) -> str:
+        """The file of one part, written only if the part is not the object that was written last."""
+        known = self._written.get(name)
+        if known is not None and known[0] is identity:
+            return known[1]
+        code = hashlib.blake2b(name.encode(), digest_size=12).hexdigest()
+        file = f"{code}@{round}.safetensors"
+        parts = self.folder / "parts"
+        parts.mkdir(exist_ok=True)
+        write_file(parts / file, value)
+        self._written[name] = (identity, file)
+        return file
+
+    def _prune(self) -> None:
+        for old in self.rounds()[2:]:
+            self.path(old).unlink(missing_ok=True)
+        parts = self.folder / "parts"
+        if parts.is_dir():
+            used: set[str] = set()
+            for round in self.rounds():
+                with contextlib.suppress(ValueError):
+                    value = read_file(self.path(round))
+                    if value["split"]:
+                        used |= {*value["entries"].values(), *value["clients"].values()}
+            for path in parts.iterdir():
+                if path.name not in used:
+                    path.unlink(missing_ok=True)
+
+    def load(self) -> tuple[State | None, list[str]]:
+        """The newest state that is whole, and what was wrong with the ones after it. ``None`` without any."""
+        complaints: list[str] = []
+        for round in self.rounds():
+            try:
+                return self._read(round), complaints
+            except (ValueError, KeyError) as error:
+                complaints.append(f"checkpoint of round {round}: {error}")
+        if complaints:
+            raise RunError("no checkpoint can be read: " + "; ".join(complaints))
+        return None, complaints
+
+    def _read(self, round: int) -> State:
+        value = read_file(self.path(round))
+        entries: dict[str, Entry] = {}
+        clients: dict[int, dict[str, Any]] = {}
+        for key in value["order"]:
+            stored = value["entries"][key]
+            if value["split"]:
+                entries[key] = entry_of(read_file(self.folder / "parts" / stored))
+                self._written[f"entry/{key}"] = (entries[key], stored)
+            else:
+                entries[key] = entry_of(stored)
+        for name, stored in value["clients"].items():
+            if value["split"]:
+                clients[int(name)] = read_file(self.folder / "parts" / stored)
+                self._written[f"client/{name}"] = (clients[int(name)], stored)
+            else:
+                clients[int(name)] = stored
+        bank = Bank(entries, value["memory"], value["clock"])
+        return State(value["round"], bank, clients, value["measured"], value["metrics_bytes"])

@@ -1,0 +1,341 @@
+"""Several runs side by side: numbers over seeds, a table, and plain sentences that say what is seen in them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .report.load import Run, Runs, read
+from .report.numbers import describe, flat, written
+
+DROP = 0.01
+"""A loss of at least one point at a boundary is called a drop; in a mean over many events less is noise."""
+DIP = 0.02
+"""A later dip is at least two points below the drop: the minimum of five noisy measurements is always a little
+lower than that of one."""
+LISTED = 4
+"""How many variants a sentence names before it says "and 3 others"."""
+
+COLUMNS = (
+    "acc",
+    "acc_last5",
+    "bwt_f.seen",
+    "bwt_f.worst@1",
+    "bwt_f.worst@5",
+    "client_drift",
+    "bytes_down_per_round",
+    "bytes_up_per_round",
+    "seconds",
+)
+"""The numbers of the final table, as far as the runs have them."""
+_HEADINGS = {
+    "acc": "accuracy %",
+    "acc_last5": "last 5 %",
+    "bwt_f.seen": "BWT_f seen",
+    "bwt_f.worst@1": "worst@1",
+    "bwt_f.worst@5": "worst@5",
+    "client_drift": "drift",
+    "bytes_down_per_round": "down/round",
+    "bytes_up_per_round": "up/round",
+    "seconds": "time",
+}
+_SKIPPED = {"seed", "rounds"}
+_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def compare(folder: Path, *more: Path) -> dict[str, Any]:
+    """The content of ``comparison.json`` for a folder of runs (or for several folders side by side).
+
+    ``variants`` maps each variant to its finished ``seeds``, the ``unfinished`` ones, and ``numbers``: for every
+    number of the runs' summaries (nested ones joined with dots, such as ``bwt_f.worst@5``) its ``mean``, sample
+    standard deviation ``sd`` (``None`` for one seed), ``n``, and ``values`` by seed. Only finished runs count.
+    ``missing`` names runs of the configuration that have no folder yet. Raises `RunError` if there is no run.
+    """
+    return compare_runs(read(folder, *more))
+
+
+def compare_runs(runs: Runs) -> dict[str, Any]:
+    """The same for runs that are already read."""
+    variants = {variant: _variant(members) for variant, members in runs.variants.items()}
+    comparison: dict[str, Any] = {"name": runs.name, "variants": variants, "missing": runs.missing}
+    return {**comparison, "findings": findings(comparison)}
+
+
+def _variant(members: Sequence[Run]) -> dict[str, Any]:
+    finished = [run for run in members if run.finished]
+    numbers: dict[str, dict[str, float]] = {}
+    for run in finished:
+        for key, value in flat(run.summary).items():
+            if key not in _SKIPPED:
+                numbers.setdefault(key, {})[run.seed] = value
+    return {
+        "method": next((run.summary.get("method") for run in finished), None),
+        "seeds": [run.seed for run in finished],
+        "unfinished": [run.seed for run in members if not run.finished],
+        "numbers": {
+            key: {
+                "mean": math.fsum(values.values()) / len(values),
+                "sd": statistics.stdev(values.values()) if len(values) > 1 else None,
+                "n": len(values),
+                "values": values,
+            }
+            for key, values in numbers.items()
+        },
+    }
+
+
+def rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The final table: one row per variant, every number as ``"mean ± sd"``; columns that nobody has are left out."""
+    variants = comparison["variants"]
+    keys = [key for key in COLUMNS if any(key in v["numbers"] for v in variants.values())]
+    table = []
+    for name, variant in variants.items():
+        row = {"variant": str(name), "seeds": str(len(variant["seeds"]))}
+        if variant["unfinished"]:
+            row["seeds"] += f" (+{len(variant['unfinished'])} unfinished)"
+        for key in keys:
+            found = variant["numbers"].get(key, {})
+            unit = describe(key).unit not in ("percent", "points")
+            row[_HEADINGS[key]] = written(key, found.get("mean"), found.get("sd"), unit=unit)
+        table.append(row)
+    return table
+
+
+def run_findings(summary: Mapping[str, Any]) -> list[str]:
+    """The sentences of `findings` for the summary of one run."""
+    seed = str(summary.get("seed", 0))
+    numbers = {
+        key: {"mean": value, "sd": None, "n": 1, "values": {seed: value}}
+        for key, value in flat(summary).items()
+        if key not in _SKIPPED
+    }
+    one = {"seeds": [seed], "unfinished": [], "numbers": numbers}
+    said = findings({"variants": {"this run": one}, "missing": []})
+    return [sentence[:1].upper() + sentence[1:] for sentence in said]
+
+
+def findings(comparison: Mapping[str, Any]) -> list[str]:
+    """What is seen in the numbers, in a few plain sentences.
+
+    Rules, with accuracies in points (hundredths):
+
+    - *Drop at a boundary*: in one seed, ``bwt_f.worst@1`` (the mean loss over the events in the first round of a
+      new phase) is one point or more. A variant drops if that is so in more than half of its seeds; where it is
+      so in fewer, the sentence says in how many.
+    - *Later dip*: in one seed, ``bwt_f.worst@5`` is two points or more below ``bwt_f.worst@1``; a variant dips if
+      that is so in more than half of its seeds.
+    - *Best final accuracy*: the highest mean of ``acc``. The difference of two variants is beyond the spread of
+      the seeds if it is larger than the root of the sum of their sample variances, that is, than the standard
+      deviation that the difference of two single runs would have. This is a reading aid, not a test.
+    - If the mean over the last five rounds puts another variant first, beyond the spread, that is said too.
+    - With one seed there is no spread, and the last sentence says so. Unfinished and missing runs do not count;
+      they are mentioned.
+    """
+    variants = {str(name): _Seen.of(str(name), v) for name, v in comparison["variants"].items()}
+    counted = [seen for seen in variants.values() if seen.n]
+    said: list[str] = []
+    if counted:
+        said += _boundaries(counted) + _dips(counted) + _accuracy(counted) + _spread(counted)
+    return said + _incomplete(comparison)
+
+
+class _Seen(NamedTuple):
+    """What the sentences need of one variant."""
+
+    name: str
+    n: int
+    numbers: Mapping[str, Any]
+    drops: list[float]
+    """``worst@1`` of every seed, as a positive loss in fractions of 1."""
+    dips: list[tuple[float, float]]
+    """``worst@1`` and ``worst@5`` of every seed that has both, as losses."""
+
+    @classmethod
+    def of(cls, name: str, variant: Mapping[str, Any]) -> _Seen:
+        numbers = variant["numbers"]
+        first = _values(numbers, "bwt_f.worst@1") or _values(numbers, "bwt_f.negative_per_event")
+        fifth = _values(numbers, "bwt_f.worst@5")
+        return cls(
+            name,
+            len(variant["seeds"]),
+            numbers,
+            [-value for value in first.values()],
+            [(-first[seed], -fifth[seed]) for seed in first if seed in fifth],
+        )
+
+    @property
+    def dropped(self) -> list[float]:
+        return [loss for loss in self.drops if _at_least(loss, DROP)]
+
+    @property
+    def dipped(self) -> list[tuple[float, float]]:
+        return [(first, fifth) for first, fifth in self.dips if _at_least(fifth - first, DIP)]
+
+    @property
+    def drops_mostly(self) -> bool:
+        return 2 * len(self.dropped) > len(self.drops)
+
+
+def _boundaries(variants: Sequence[_Seen]) -> list[str]:
+    known = [seen for seen in variants if seen.drops]
+    if not known:
+        return []
+    mostly = sorted((s for s in known if s.drops_mostly), key=lambda s: -_mean(s.drops))
+    rarely = [s for s in known if s.dropped and not s.drops_mostly]
+    never = [s for s in known if not s.dropped]
+    parts = []
+    for seen in mostly[:LISTED]:
+        parts.append(f"{seen.name} loses {_loss(seen.drops, len(seen.dropped))}")
+    if len(mostly) > LISTED:
+        parts.append(_others(mostly[LISTED:], "lose", "loses"))
+    for seen in rarely[:LISTED]:
+        parts.append(f"{seen.name} does so in only {_count(len(seen.dropped), len(seen.drops))} "
+                     f"({_points(max(seen.dropped))} at most)")  # fmt: skip
+    if len(rarely) > LISTED:
+        parts.append(f"{_number(len(rarely) - LISTED)} others do so in only a minority of their seeds")
+    if never:
+        verb = "loses" if len(never) == 1 else "lose"
+        every = " in every seed" if max(len(s.drops) for s in never) > 1 else ""
+        parts.append(f"{_names([s.name for s in never])} {verb} less than one point{every}")
+    if not mostly and not rarely:
+        return [f"No drop at the phase boundaries: in the first round after one, {parts[-1]} of accuracy on the "
+                "tasks trained before and again."]  # fmt: skip
+    if not mostly:
+        parts[0] = parts[0].replace("does so", "loses one point or more", 1)
+    head = "In the first round after a phase boundary, on the tasks trained before and again, "
+    return [head + "; ".join(parts) + "."]
+
+
+def _dips(variants: Sequence[_Seen]) -> list[str]:
+    dipping = [seen for seen in variants if seen.dips and 2 * len(seen.dipped) > len(seen.dips)]
+    hidden = sorted((s for s in dipping if not s.drops_mostly), key=lambda s: -_mean([b for _, b in s.dips]))
+    deeper = sorted((s for s in dipping if s.drops_mostly), key=lambda s: -_mean([b for _, b in s.dips]))
+    said = []
+    for chosen, words in (
+        (hidden, "{} dips later instead: within five rounds it loses {}"),
+        (deeper, "{} falls further after its drop: within five rounds it loses {}"),
+    ):
+        parts = [words.format(s.name, _loss([fifth for _, fifth in s.dips], len(s.dipped))) for s in chosen[:LISTED]]
+        if len(chosen) > LISTED:
+            parts.append(_others(chosen[LISTED:], "do the same", "does the same"))
+        if parts:
+            said.append("; ".join(parts) + ".")
+    return said
+
+
+def _accuracy(variants: Sequence[_Seen]) -> list[str]:
+    ranked = _ranked(variants, "acc")
+    if not ranked:
+        return []
+    best, others = ranked[0], ranked[1:]
+    level = written("acc", best.numbers["acc"]["mean"], best.numbers["acc"]["sd"])
+    if not others:
+        return [f"Final accuracy: {level}."]
+    if best.n > 1:
+        level += f" (mean ± standard deviation of {_number(best.n)} seeds)"
+    level = f"{best.name} ends with the highest accuracy, {level}"
+    near = [seen for seen in others if not _beyond(best, seen, "acc")]
+    far = [seen for seen in others if _beyond(best, seen, "acc")]
+    parts = []
+    if far:
+        gaps = [f"{_points(_gap(best, s, 'acc'))} above {s.name}" for s in far[:LISTED]]
+        parts.append(_and(gaps + ([f"more above {_number(len(far) - LISTED)} others"] if len(far) > LISTED else [])))
+    if near and best.n > 1:
+        names = _and([f"{s.name} ({written('acc', s.numbers['acc']['mean'])})" for s in near[:LISTED]])
+        if len(near) > LISTED:
+            names += f" and {_number(len(near) - LISTED)} others"
+        parts.append(f"with no difference beyond the spread of the seeds to {names}")
+    said = [", ".join([level, *parts]) + "."]
+    steady = _ranked(variants, "acc_last5")
+    if steady and steady[0].name != best.name and _beyond(steady[0], best, "acc_last5"):
+        gap = _points(_gap(steady[0], best, "acc_last5"))
+        said.append(f"Over the last five rounds, though, {steady[0].name} is {gap} above {best.name}.")
+    return said
+
+
+def _spread(variants: Sequence[_Seen]) -> list[str]:
+    alone = [seen for seen in variants if seen.n == 1]
+    if not alone:
+        return []
+    if len(alone) == len(variants):
+        whom = "One seed only" if len(variants) == 1 else "One seed per variant"
+    else:
+        whom = f"One seed only for {_names([seen.name for seen in alone])}"
+    return [f"{whom}: how far another seed would differ is not known."]
+
+
+def _incomplete(comparison: Mapping[str, Any]) -> list[str]:
+    unfinished = sum(len(variant["unfinished"]) for variant in comparison["variants"].values())
+    missing = len(comparison.get("missing") or ())
+    parts = [f"{_number(unfinished)} unfinished {_runs(unfinished)}"] if unfinished else []
+    parts += [f"{_number(missing)} {_runs(missing)} not yet started"] if missing else []
+    return [f"Not counted: {_and(parts)}."] if parts else []
+
+
+def _values(numbers: Mapping[str, Any], key: str) -> dict[str, float]:
+    return dict(numbers.get(key, {}).get("values", {}))
+
+
+def _ranked(variants: Sequence[_Seen], key: str) -> list[_Seen]:
+    return sorted((s for s in variants if key in s.numbers), key=lambda s: -float(s.numbers[key]["mean"]))
+
+
+def _gap(a: _Seen, b: _Seen, key: str) -> float:
+    return float(a.numbers[key]["mean"]) - float(b.numbers[key]["mean"])
+
+
+def _beyond(a: _Seen, b: _Seen, key: str) -> bool:
+    """Whether the difference is larger than the seeds' spread; with one seed, whether there is one to speak of."""
+    spread = math.hypot(a.numbers[key]["sd"] or 0.0, b.numbers[key]["sd"] or 0.0)
+    return _gap(a, b, key) > max(spread, 0.0005)
+
+
+def _at_least(value: float, threshold: float) -> bool:
+    return value >= threshold - 1e-12
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _loss(losses: Sequence[float], count: int) -> str:
+    """``"6.1 points (4.0 to 8.1; in three of three seeds)"``."""
+    if len(losses) == 1:
+        return _points(losses[0])
+    low, high = 100 * min(losses), 100 * max(losses)
+    span = f"{low:.1f} to {high:.1f}; " if f"{low:.1f}" != f"{high:.1f}" else ""
+    return f"{_points(_mean(losses))} ({span}in {_count(count, len(losses))})"
+
+
+def _points(value: float) -> str:
+    text = f"{100 * value:.1f}"
+    return f"{text} point" if text == "1.0" else f"{text} points"
+
+
+def _count(some: int, every: int) -> str:
+    return f"{_number(some)} of {_number(every)} seeds"
+
+
+def _number(count: int) -> str:
+    return _WORDS[count] if count < len(_WORDS) else str(count)
+
+
+def _runs(count: int) -> str:
+    return "run" if count == 1 else "runs"
+
+
+def _others(seen: Sequence[_Seen], many: str, one: str) -> str:
+    return f"{_number(len(seen))} other{'s' if len(seen) > 1 else ''} {many if len(seen) > 1 else one}"
+
+
+def _names(names: Sequence[str]) -> str:
+    if len(names) > LISTED:
+        return _and([*names[: LISTED - 1], f"{_number(len(names) - LISTED + 1)} others"])
+    return _and(list(names))
+
+
+def _and(parts: Sequence[str]) -> str:
+    return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1]

@@ -1,0 +1,230 @@
+"""`Source`: from decoded rows to a `Dataset`. Split, limits, normalisation and fingerprint are the same for all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import pydantic
+import torch
+
+from shoal.errors import ConfigError, DataError, nearest
+from shoal.randomness import generator
+
+from .dataset import Column, Dataset
+from .splits import hold_out
+
+Array = np.ndarray
+
+Normalize = Literal["channel", "half", "unit"]
+"""``channel``: mean 0 and standard deviation 1 over the training rows, per channel or feature; ``unit``: divided by
+the largest value; ``half``: that, less 0.5, times 2."""
+
+Share = Annotated[int, pydantic.Field(ge=1)] | Annotated[float, pydantic.Field(gt=0, lt=1)]
+"""Test rows to hold out where the source has no split: a whole number of rows, or a share below 1."""
+
+Limit = Annotated[int, pydantic.Field(ge=1)] | None
+"""How many rows to keep: the first of a seeded shuffle. ``null`` keeps all."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Rows as a source has them. ``labels`` are dense int64 codes of ``classes``.
+
+    ``features`` is uint8 ``[n, height, width, channels]`` or float32 ``[n, features]``. Rows from ``train_rows`` on
+    are the source's own test rows; ``None``: it has no split. ``columns`` are codes and names by column.
+    """
+
+    features: Array
+    labels: Array
+    classes: tuple[str, ...]
+    columns: Mapping[str, tuple[Array, tuple[str, ...]]] = field(default_factory=dict)
+    train_rows: int | None = None
+    peak: float = 255.0
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """The hashes of the arrays, where somebody has them already."""
+
+    def arrays(self) -> dict[str, Array]:
+        """All arrays by a name that can be part of a file's."""
+        columns = {f"column-{i}": codes for i, (codes, _) in enumerate(self.columns.values())}
+        return {"features": self.features, "labels": self.labels, **columns}
+
+
+def digest(array: Array) -> str:
+    """SHA-256 of an array's type, shape and values."""
+    found = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
+    found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
+
+
+def encode(values: Array) -> tuple[Array, tuple[str, ...]]:
+    """Dense int64 codes of labels, and the original ones: integers in numeric, strings in alphabetic order."""
+    names, codes = np.unique(values, return_inverse=True)
+    return codes.reshape(-1).astype(np.int64), tuple(str(name) for name in names)
+
+
+class Source:
+    """Where rows come from. Settings are keyword-only parameters of ``__init__``; `load` needs nothing else.
+
+    The split never depends on a run's seed, so that every seed is measured on the same test rows.
+    """
+
+    part: ClassVar[str] = "data"
+
+    def load(self) -> Dataset:
+        """The rows. Raises `DataError`."""
+        raise NotImplementedError
+
+
+def located(root: str, path: str) -> Path:
+    """``path`` seen from the folder ``root`` (``""``: the working directory); ``~`` is the home folder."""
+    found = Path(root).expanduser() / Path(path).expanduser()
+    if not found.exists():
+        hint = "" if root else "; relative paths start in the working directory unless data.root names a folder"
+        raise DataError(f"data.path: there is no {str(found)!r}{hint}")
+    return found
+
+
+def assemble(
+    rows: Decoded,
+    name: str,
+    normalize: str,
+    *,
+    test: float = 0.2,
+    test_by: str | None = None,
+    split_seed: int = 0,
+    limit: int | None = None,
+    limit_test: int | None = None,
+) -> Dataset:
+    """The data set of decoded rows: split where the source has none, cut to the limits, normalised.
+
+    ``test_by`` names a column; ``test`` is then held out of each of its groups. Raises `DataError` or `ConfigError`.
+    """
+    n = len(rows.labels)
+    if n == 0 or rows.train_rows == 0:
+        raise DataError(f"{name}: there is no training row")
+    if test_by is not None and test_by not in rows.columns:
+        raise ConfigError(f"data.test_by: no column {test_by!r}; {nearest(test_by, rows.columns) if rows.columns else 'list it in data.columns'}")
+    if rows.train_rows is None:
+        by = None if test_by is None else rows.columns[test_by][0]
+        codes = [codes for codes, _ in rows.columns.values()]
+        held = hold_out(rows.labels, codes, test, generator(split_seed, "test rows"), by)
+        train = np.setdiff1d(np.arange(n), held, assume_unique=True)
+    else:
+        train, held = np.arange(rows.train_rows), np.arange(rows.train_rows, n)
+    train = _cut(train, limit, split_seed, "limit")
+    held = _cut(held, limit_test, split_seed, "limit_test")
+    scale, offset = normalisation(rows.features, train, normalize, rows.peak)
+    return Dataset(
+        name=name,
+        features=torch.from_numpy(rows.features),
+        labels=torch.from_numpy(rows.labels),
+        classes=rows.classes,
+        train=torch.from_numpy(train),
+        test=torch.from_numpy(held),
+        scale=torch.from_numpy(scale),
+        offset=torch.from_numpy(offset),
+        columns={c: Column(torch.from_numpy(codes), names) for c, (codes, names) in rows.columns.items()},
+        peak=rows.peak,
+        fingerprint=_fingerprint(rows, train, held),
+    )
+
+
+def _cut(rows: Array, limit: int | None, seed: int, purpose: str) -> Array:
+    if limit is None or limit >= len(rows):
+        return rows
+    return np.sort(generator(seed, purpose).permutation(rows)[:limit])
+
+
+def _fingerprint(rows: Decoded, train: Array, test: Array) -> str:
+    parts: list[Any] = [rows.classes, rows.peak, digest(train), digest(test)]
+    parts += [rows.digests.get(key) or digest(array) for key, array in rows.arrays().items()]
+    parts += [(column, names) for column, (_, names) in rows.columns.items()]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def _blocks(features: Array, rows: Array, values: int = 2**22) -> Iterable[Array]:
+    """The rows in blocks of a bounded number of values, images as ``[pixels, channels]``."""
+    step = max(1, values // max(1, int(np.prod(features.shape[1:]))))
+    for begin in range(0, len(rows), step):
+        yield features[rows[begin : begin + step]].reshape(-1, features.shape[-1])
+
+
+def normalisation(features: Array, train: Array, how: str, peak: float = 255.0) -> tuple[Array, Array]:
+    """``scale`` and ``offset`` (float32, per channel or feature) of a normalisation, from the training rows alone.
+
+    The peak of a table's feature is its largest absolute value. A constant feature is only shifted. ``none`` leaves
+    the values as they are.
+    """
+    width = features.shape[-1]
+    scale, offset = np.ones(width), np.zeros(width)
+    if how in ("unit", "half"):
+        peaks = np.full(width, peak)
+        if features.ndim == 2:
+            peaks = np.zeros(width)
+            for block in _blocks(features, train):
+                peaks = np.maximum(peaks, np.abs(block).max(axis=0))
+        scale = 1 / np.where(peaks > 0, peaks, 1.0)
+        if how == "half":
+            scale, offset = 2 * scale, offset - 1
+    elif how == "channel":
+        mean, spread = _moments(features, train)
+        # Relative, because rounding leaves a constant feature a spread of some 1e-16 of its value.
+        flat = spread <= 1e-7 * np.abs(mean)
+        scale = 1 / np.where(flat, 1.0, spread)
+        offset = -mean * scale
+    return scale.astype(np.float32), offset.astype(np.float32)
+
+
+def _moments(features: Array, rows: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation (of the population) per channel; exact sums for bytes."""
+    width = features.shape[-1]
+    if features.dtype == np.uint8:
+        counts = np.zeros((width, 256), dtype=np.int64)
+        for block in _blocks(features, rows):
+            for channel in range(width):
+                counts[channel] += np.bincount(block[:, channel], minlength=256)
+        values = np.arange(256.0)
+        total = counts.sum(axis=1)
+        mean = counts @ values / total
+        return mean, np.sqrt((counts * (values - mean[:, None]) ** 2).sum(axis=1) / total)
+    mean = sum(block.sum(axis=0, dtype=np.float64) for block in _blocks(features, rows)) / len(rows)
+    squares = sum(((block - mean) ** 2).sum(axis=0) for block in _blocks(features, rows))
+    return np.asarray(mean), np.sqrt(squares / len(rows))
+
+
+def class_codes(values: Sequence[Any] | Array, what: str, names: Sequence[str] | None = None) -> tuple[Array, tuple[str, ...]]:
+    """Labels or a grouping column as dense codes and original names; ``names`` are those that the source gives.
+
+    Raises `DataError` for labels that are neither integers nor strings, and for a code outside the names.
+    """
+    given = np.asarray(values)
+    if given.dtype == object:
+        kinds = {type(v) for v in given.tolist()}
+        if any(v is None for v in given.tolist()):
+            raise DataError(f"{what}: {sum(v is None for v in given.tolist())} rows have no value; drop or fill them")
+        if kinds == {str}:
+            given = given.astype(np.str_)
+        elif kinds <= {int, bool}:
+            given = given.astype(np.int64)
+        else:
+            raise DataError(f"{what}: needs integers or strings, one kind; got {sorted(k.__name__ for k in kinds)}")
+    if given.ndim != 1:
+        raise DataError(f"{what}: needs one value per row; got the shape {given.shape}" + (" (one-hot? use argmax)" if given.ndim == 2 else ""))
+    if given.dtype.kind == "b":
+        given = given.astype(np.int64)
+    if given.dtype.kind not in "iuUT":
+        raise DataError(f"{what}: needs integers or strings; got {given.dtype} (such as {given[:3].tolist()}); convert it, for example with .astype(int)")
+    if names is not None and given.dtype.kind in "iu":
+        outside = given[(given < 0) | (given >= len(names))]
+        if len(outside):
+            raise DataError(
+                f"{what}: {len(outside)} rows have codes outside the {len(names)} names of the source, such as "
+                f"{int(outside[0])} (-1 often marks rows without a label); leave them out"
+            )
+        return given.astype(np.int64), tuple(names)
+    return encode(given)

@@ -1,0 +1,42 @@
+"""Augmentations of a training batch, drawn from the fit's own stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import nearest
+
+Augmentation = Callable[[Tensor, np.random.Generator], Tensor]
+
+
+def flip(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """Mirrors each image ``[rows, height, width, channels]`` with probability 1/2."""
+    chosen = torch.from_numpy(rng.random(len(x)) < 0.5).to(x.device)
+    return torch.where(chosen[:, None, None, None], x.flip(2), x)
+
+
+def crop(x: Tensor, rng: np.random.Generator) -> Tensor:
+    """Pads each image by an eighth of its size with its edge values and cuts the original size out at random."""
+    rows, height, width, _ = x.shape
+    pad = max(1, height // 8), max(1, width // 8)
+    padded = F.pad(x.permute(0, 3, 1, 2), (pad[1], pad[1], pad[0], pad[0]), mode="replicate").permute(0, 2, 3, 1)
+    top = torch.from_numpy(rng.integers(0, 2 * pad[0] + 1, rows)).to(x.device)
+    left = torch.from_numpy(rng.integers(0, 2 * pad[1] + 1, rows)).to(x.device)
+    r = (top[:, None] + torch.arange(height, device=x.device))[:, :, None]
+    c = (left[:, None] + torch.arange(width, device=x.device))[:, None, :]
+    return padded[torch.arange(rows, device=x.device)[:, None, None], r, c]
+
+
+AUGMENTATIONS: dict[str, Augmentation] = {"flip": flip, "crop": crop}
+
+
+def augmentation(name: str) -> Augmentation:
+    """The augmentation of this name; raises ``ValueError`` for an unknown one."""
+    if name not in AUGMENTATIONS:
+        raise ValueError(f"no augmentation is called {name!r}; {nearest(name, AUGMENTATIONS)}")
+    return AUGMENTATIONS[name]

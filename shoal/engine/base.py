@@ -1,0 +1,89 @@
+"""`Engine`: who runs the jobs of a round."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ..data.dataset import Dataset
+from ..errors import ConfigError
+from ..messages import Job, Outcome
+from ..models.base import Model
+from ..requests import Score, Served
+from .kernel import Kernel
+from .program import Train
+
+Pair = tuple[Sequence[Served], Tensor]
+"""Models to be measured, and the rows to measure them on."""
+
+
+class Engine:
+    """Runs jobs and measures models. Knows no method: it is given ``method.train``.
+
+    The answers come in the order of the jobs, and their bits do not depend on the engine's size.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Model],
+        dataset: Dataset,
+        device: torch.device,
+        precision: str = "float32",
+        loss: str = "cross_entropy",
+    ) -> None:
+        self.models = models
+        self.dataset = dataset.to(device)
+        self.device = device
+        self.precision = precision
+        self.loss = loss
+
+    def kernel(self) -> Kernel:
+        """A new kernel, for one thread."""
+        return Kernel(self.models, self.dataset, self.device, self.precision)
+
+    def run(self, train: Train, jobs: Sequence[Job]) -> list[Outcome]:
+        """The outcome of each job, in the order of the jobs."""
+        raise NotImplementedError
+
+    def score(self, pairs: Sequence[Pair]) -> list[list[Score]]:
+        """The scores of each pair's models on its rows, in evaluation mode. Changes nothing."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Ends the engine's threads."""
+
+    def describe(self) -> str:
+        """For ``summary.json``: the kind, its size, device and precision."""
+        raise NotImplementedError
+
+
+@contextlib.contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Pins torch to one thread. With two, sums are split differently and results lose their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device of this name; raises `ConfigError` if this machine or this build of torch has none."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"execution.device: torch knows no device {name!r}; use cpu, cuda or cuda:0") from None
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ConfigError(
+                f"execution.device: {name!r} asked for, but torch {torch.__version__} sees {count} CUDA devices; "
+                f"use device: cpu, or install a CUDA build of torch (TORCH= in the Makefile)"
+            )
+    elif device.type != "cpu":
+        raise ConfigError(f"execution.device: {name!r} is not supported; use cpu or cuda")
+    return device

@@ -1,0 +1,325 @@
+"""The kernel: fits, evaluations and gradients on one resident module per architecture.
+
+A kernel belongs to one thread. Nothing is built, pickled or moved per client: a vector is copied into the
+resident one, the steps run in place, and the result is copied out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..bank import Buffers
+from ..data.dataset import Dataset, inputs
+from ..losses import Loss, loss_of
+from ..messages import Client
+from ..models.base import Dropout, Model, place_constants, set_mode
+from ..requests import Drift, Fit, FitResult, Gradient, Score, Served
+from .augment import augmentation
+from .plan import plan, total_steps
+from .steppers import Stepper
+
+EVALUATION_ROWS = 512
+"""Rows per batch when measuring; fixed, so that a measurement never depends on who measures."""
+GATHER_BYTES = 32 * 2**20
+"""A fit's rows are normalised once, before its first step, if they take no more than this."""
+
+
+class Workspace:
+    """A resident module whose parameters are views into one vector."""
+
+    def __init__(self, model: Model, device: torch.device) -> None:
+        self.model = model
+        self.module: nn.Module = model.build().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.vector = torch.zeros(model.space.size, device=device)
+        self.gradient = torch.zeros(model.space.size, device=device)
+        model.space.bind(self.module, self.vector, self.gradient)
+        self.dropouts = [m for m in self.module.modules() if isinstance(m, Dropout)]
+
+    @contextlib.contextmanager
+    def holding(self, served: Served, training: bool) -> Iterator[nn.Module]:
+        """The module with this model's numbers, in the given mode."""
+        if served.vector.shape != self.vector.shape:
+            raise ValueError(
+                f"model {self.model.name!r} has {self.vector.numel()} parameters; "
+                f"got a vector of shape {tuple(served.vector.shape)}"
+            )
+        self.vector.copy_(served.vector)
+        self.model.buffers.write(self.module, served.buffers)
+        set_mode(self.module, training)
+        with place_constants(self.module, served.constants):
+            yield self.module
+
+    def snapshot(self) -> tuple[Tensor, Buffers]:
+        """Copies of the vector and the buffers, on the CPU."""
+        return self.vector.detach().to("cpu", copy=True), self.model.buffers.read(self.module)
+
+
+class Kernel:
+    """Runs requests on one device. Use it from one thread only."""
+
+    def __init__(
+        self, models: Mapping[str, Model], dataset: Dataset, device: torch.device, precision: str = "float32"
+    ) -> None:
+        self.models = models
+        self.dataset = dataset
+        self.device = device
+        self.precision = precision
+        self._workspaces: dict[str, Workspace] = {}
+
+    def workspace(self, name: str) -> Workspace:
+        """The resident module of an architecture, built when it is first needed."""
+        if name not in self._workspaces:
+            if name not in self.models:
+                raise KeyError(f"no architecture is called {name!r}; the world has {sorted(self.models)}")
+            self._workspaces[name] = Workspace(self.models[name], self.device)
+        return self._workspaces[name]
+
+    def _cast(self) -> contextlib.AbstractContextManager[object]:
+        if self.precision == "bf16":
+            # The cache would keep a bf16 copy of every weight alive across the in-place update of a step.
+            return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
+        return contextlib.nullcontext()
+
+    # ---- Fit ------------------------------------------------------------------------------------------------
+
+    def fit(self, request: Fit, client: Client, crash: bool = False) -> FitResult:
+        """Trains as the request says. With ``crash`` the client fails after half of its steps."""
+        space = self.workspace(request.start.model).model.space
+        work = self.workspace(request.start.model)
+        rng = client.random(request.purpose)
+        coupled = work.model.batch_coupled
+        count = total_steps(len(request.rows), request.batch, request.epochs, request.steps, coupled)
+        slices = space.slices(request.segments)
+        stepper = Stepper(request.optimizer, space, slices, self.device, request.slots)
+        changes = [augmentation(name) for name in request.augment]
+        loss = loss_of(request.loss)
+        batches = _Batches(self.dataset, request.rows)
+        start = request.start.vector.to(self.device)
+        squared: list[tuple[Tensor, Tensor]] = []
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        seen = done = 0
+        with work.holding(request.start, training=True) as module:
+            for step in plan(len(request.rows), request.batch, request.epochs, request.steps, coupled, rng):
+                if crash and done >= count // 2:
+                    raise SimulatedCrash(f"simulated crash after {done} of {count} steps")
+                x, y = batches.take(step.positions)
+                for change in changes:
+                    x = change(x, rng)
+                x = inputs(x)
+                value = self._backward(work, module, loss, x, y, request, client, done)
+                if request.anchor is not None:
+                    self._subtract_anchor(work, module, loss, x, y, request, client, done)
+                for s in slices:
+                    for term in request.terms:
+                        term.gradient(work.vector[s], work.gradient[s], s)
+                stepper.clip(work.gradient)
+                stepper.step(work.vector, work.gradient)
+                for s in slices:
+                    for term in request.terms:
+                        term.after(work.vector[s], s, request.optimizer.lr)
+                total += value * len(y)
+                seen += len(y)
+                done += 1
+                if step.ends_epoch or done == count:
+                    squared.append(_squared(work.vector, start, space.head))
+            if crash:
+                raise SimulatedCrash("simulated crash of a client without a step to take")
+            vector, buffers = work.snapshot()
+        drift = _drift(squared, vector, request.start.vector, space.head)
+        mean = float(total) / seen if seen else float("nan")
+        slots = stepper.kept() if request.slots is not None else None
+        return FitResult(vector, buffers, done, seen, mean, drift, slots)
+
+    def _backward(
+        self,
+        work: Workspace,
+        module: nn.Module,
+        loss: Loss,
+        x: Tensor,
+        y: Tensor,
+        request: Fit,
+        client: Client,
+        step: int,
+    ) -> Tensor:
+        """The gradient of one batch into ``work.gradient``; gives the loss."""
+        for i, dropout in enumerate(work.dropouts):
+            # Named by the step, so that an anchor's gradient sees the same mask.
+            dropout.rng = client.when.random(f"{request.purpose}/dropout/{i}/{step}", client.id)
+        work.gradient.zero_()
+        with self._cast():
+            value = loss(module, x, y, **request.loss_args)
+        value.backward()  # type: ignore[no-untyped-call]
+        return value.detach()
+
+    def _subtract_anchor(
+        self,
+        work: Workspace,
+        module: nn.Module,
+        loss: Loss,
+        x: Tensor,
+        y: Tensor,
+        request: Fit,
+        client: Client,
+        step: int,
+    ) -> None:
+        """Subtracts the gradient of the same batch at the anchor; buffers stay as the step left them."""
+        assert request.anchor is not None
+        vector, gradient = work.vector.clone(), work.gradient.clone()
+        buffers = work.model.buffers.read(module)
+        work.vector.copy_(request.anchor)
+        self._backward(work, module, loss, x, y, request, client, step)
+        work.gradient.neg_().add_(gradient)
+        work.vector.copy_(vector)
+        work.model.buffers.write(module, buffers)
+
+    # ---- Evaluate and Gradient ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def evaluate(self, models: Sequence[Served], rows: Tensor, loss: str = "cross_entropy") -> list[Score]:
+        """Scores of these models on the rows, in evaluation mode; nothing is changed."""
+        batches = _Batches(self.dataset, rows)
+        scorer = loss_of(loss)
+        scores = []
+        for served in models:
+            work = self.workspace(served.model)
+            with work.holding(served, training=False) as module:
+                losses, right = 0.0, 0.0
+                for begin in range(0, len(rows), EVALUATION_ROWS):
+                    x, y = batches.range(begin, begin + EVALUATION_ROWS)
+                    with self._cast():
+                        outputs = module(inputs(x))
+                    row_loss, row_right = scorer.score(outputs, y)
+                    losses += float(row_loss.double().sum())
+                    right += float(row_right.double().sum())
+            n = len(rows)
+            scores.append(Score(losses / n, right / n, n) if n else Score(float("nan"), float("nan"), 0))
+        return scores
+
+    def gradient(self, request: Gradient) -> Tensor:
+        """The gradient that the request asks for, on the CPU; zeros without rows."""
+        work = self.workspace(request.at.model)
+        result = torch.zeros(work.model.space.size, device=self.device)
+        n = len(request.rows)
+        if n == 0:
+            return result.cpu()
+        if request.per == "row":
+            self._by_row(work, request, result)
+        elif request.per == "batch":
+            self._by_batch(work, request, result)
+        else:
+            raise ValueError(f"Gradient.per is 'batch' or 'row'; got {request.per!r}")
+        return result.div_(n).cpu()
+
+    def _by_batch(self, work: Workspace, request: Gradient, result: Tensor) -> None:
+        loss = loss_of(request.loss)
+        batches = _Batches(self.dataset, request.rows)
+        for dropout in work.dropouts:
+            dropout.rng = None
+        with work.holding(request.at, training=True) as module:
+            for begin in range(0, len(request.rows), request.batch):
+                x, y = batches.range(begin, begin + request.batch)
+                if work.model.batch_coupled and len(y) < 2:
+                    continue
+                work.gradient.zero_()
+                with self._cast():
+                    value = loss(module, inputs(x), y, **request.loss_args)
+                value.backward()  # type: ignore[no-untyped-call]
+                result.add_(work.gradient.pow(request.power), alpha=len(y))
+
+    def _by_row(self, work: Workspace, request: Gradient, result: Tensor) -> None:
+        space = work.model.space
+        batches = _Batches(self.dataset, request.rows)
+        # vmap over rows: one backward pass per row costs 23 fits for a small MLP, this about one.
+        chunk = max(1, min(request.batch, 2**24 // max(1, space.size)))
+        with work.holding(request.at, training=False) as module:
+            wrapped = _LossModule(module, loss_of(request.loss), request.loss_args)
+
+            def one(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
+                values = {f"module.{name}": space.view(vector, name) for name in space.names}
+                result: Tensor = torch.func.functional_call(wrapped, values, (x[None], y[None]))
+                return result
+
+            each = torch.func.vmap(torch.func.grad(one), (None, 0, 0))
+            for begin in range(0, len(request.rows), chunk):
+                x, y = batches.range(begin, begin + chunk)
+                gradients = each(work.vector.clone(), inputs(x), y)
+                result.add_(gradients.pow(request.power).sum(0))
+
+
+class SimulatedCrash(RuntimeError):
+    """A crash that the configuration asked for (``participation.crash_probability``)."""
+
+
+class _LossModule(nn.Module):
+    """A loss as a module, so that its parameters can be replaced by a functional call."""
+
+    def __init__(self, module: nn.Module, loss: Loss, args: Mapping[str, float]) -> None:
+        super().__init__()
+        self.module = module
+        self.loss = loss
+        self.args = args
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.loss(self.module, x, y, **self.args)
+
+
+class _Batches:
+    """The rows of a request. Few enough are normalised once; the values are the same either way."""
+
+    def __init__(self, dataset: Dataset, rows: Tensor) -> None:
+        self.dataset = dataset
+        self.rows = rows
+        size = 4 * len(rows)
+        for extent in dataset.features.shape[1:]:
+            size *= int(extent)
+        self.kept = (dataset.batch(rows), dataset.wanted(rows)) if 0 < size <= GATHER_BYTES else None
+
+    def take(self, positions: object) -> tuple[Tensor, Tensor]:
+        chosen = torch.from_numpy(positions)
+        if self.kept is not None:
+            chosen = chosen.to(self.kept[0].device)
+            return self.kept[0].index_select(0, chosen), self.kept[1].index_select(0, chosen)
+        rows = self.rows.index_select(0, chosen)
+        return self.dataset.batch(rows), self.dataset.wanted(rows)
+
+    def range(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
+        if self.kept is not None:
+            return self.kept[0][begin:end], self.kept[1][begin:end]
+        rows = self.rows[begin:end]
+        return self.dataset.batch(rows), self.dataset.wanted(rows)
+
+
+def _squared(vector: Tensor, start: Tensor, head: slice) -> tuple[Tensor, Tensor]:
+    away = vector - start
+    return torch.dot(away, away), torch.dot(away[head], away[head])
+
+
+def _drift(squared: Sequence[tuple[Tensor, Tensor]], end: Tensor, start: Tensor, head: slice) -> Drift:
+    if not squared:
+        return Drift()
+    whole, inside = [float(a) for a, _ in squared], [float(b) for _, b in squared]
+    return Drift(
+        tuple(whole),
+        tuple(inside),
+        whole[-1] ** 0.5,
+        inside[-1] ** 0.5,
+        cosine_distance(end, start),
+        cosine_distance(end[head], start[head]),
+    )
+
+
+def cosine_distance(a: Tensor, b: Tensor) -> float:
+    """1 - cos(a, b), accurate for close vectors; 0 if both are zero, 1 if one is.
+
+    From ``|a-b|^2 - (|a|-|b|)^2 = 2 |a||b| (1 - cos)``: nothing cancels when a and b are close.
+    """
+    na, nb = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
+    if na == 0 or nb == 0:
+        return 0.0 if na == nb else 1.0
+    away = a - b
+    lengths = float(torch.dot(away, a + b)) / (na + nb)
+    return max(0.0, (float(torch.dot(away, away)) - lengths**2) / (2 * na * nb))

@@ -1,0 +1,289 @@
+"""The round loop, and nothing else: select, assign, train, merge, measure."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .bank import Bank, Key, State, Value
+from .engine.base import Engine
+from .messages import Assignment, Client, Failure, Job, Outcome, Participant, Update
+from .metrics.base import Line, Seen
+from .participation import Selected, Selection
+from .randomness import Moment
+from .screening import diverged, fault, warning
+from .setup import Setup
+from .streams.base import Holding
+
+
+@dataclass
+class _Round:
+    """What happens in one round, while it happens."""
+
+    number: int
+    holdings: Mapping[int, Holding]
+    assignments: list[Assignment] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    accepted: list[Update] = field(default_factory=list)
+    trained: dict[Key, set[int]] = field(default_factory=dict)
+    lines: list[Line] = field(default_factory=list)
+    counts: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("rejected", "failed", "stragglers", "skipped"), 0)
+    )
+
+    def note(self, record: str, count: str | None = None, **values: Any) -> None:
+        self.lines.append({"round": self.number, "record": record, **values})
+        if count is not None:
+            self.counts[count] += 1
+
+
+@dataclass(frozen=True)
+class Played:
+    """One finished round: the state after it, its lines for ``metrics.jsonl``, and the seconds that it took."""
+
+    state: State
+    lines: list[Line]
+    seconds: float
+    evaluation_seconds: float
+
+
+class Experiment:
+    """A run: plays rounds from state to state. Holds no state of its own."""
+
+    def __init__(self, setup: Setup, engine: Engine) -> None:
+        self.setup = setup
+        self.engine = engine
+        stream = setup.stream
+        self.selection = Selection(
+            setup.config.participation, stream.clients, lambda c: len(stream.holding(c, 1).train)
+        )
+        self.exchanges = max(setup.method.exchanges, setup.method.learner.exchanges)
+
+    def start(self) -> State:
+        """The state before the first round (before the warm-up, if the method has one)."""
+        return State(-1 if self.setup.method.warmup else 0, self.setup.method.start())
+
+    def header(self, state: State) -> list[Line]:
+        """The lines that open ``metrics.jsonl``: what the stream and the model are."""
+        stream, method = self.setup.stream, self.setup.method
+        models = {entry.model for entry in state.bank.entries.values()}
+        sizes = {name: self.setup.world.models[name].space.size for name in sorted(models)}
+        first: Mapping[Key, Any] = dict(list(state.bank.entries.items())[:1])
+        return [
+            {
+                "round": 0,
+                "record": "stream",
+                "kind": self.setup.config.stream["kind"],
+                "clients": stream.clients,
+                "rounds": self.setup.config.rounds,
+                "tasks": stream.tasks,
+                "task_names": list(stream.task_names),
+                "order": self.setup.config.stream.get("order"),
+                "boundaries": list(stream.boundaries),
+                "head": stream.head,
+                "classes": list(stream.dataset.classes),
+                "notes": stream.notes(),
+            },
+            {
+                "round": 0,
+                "record": "model",
+                "trainable_parameters": max(sizes.values(), default=0),
+                "models": sizes,
+                "model_bytes": max((entry.bytes for entry in first.values()), default=0),
+                "entries": len(state.bank.entries),
+                "server": method.server.describe(),
+            },
+        ]
+
+    def play(self, state: State) -> Played:
+        """The next round. Nothing of ``state`` is changed."""
+        began = time.perf_counter()
+        number = state.round + 1
+        selected = self._select(number)
+        stream = self.setup.stream
+        now = _Round(number, {s.client: stream.holding(s.client, max(1, number)) for s in selected})
+        present = []
+        for s in selected:
+            if len(now.holdings[s.client].train):
+                present.append(s)
+            else:
+                now.note("skipped", "skipped", client=s.client, reason="holds no training rows")
+        bank, clients = state.bank, dict(state.clients)
+        for exchange in range(self.exchanges):
+            when = Moment(self.setup.config.seed, number, exchange)
+            bank = self._exchange(when, bank, clients, present, now)
+        self._record(now, present)
+        trained = time.perf_counter()
+        measured, lines = self._measure(state, bank, now)
+        after = State(number, bank, clients, measured, state.metrics_bytes)
+        ended = time.perf_counter()
+        return Played(after, now.lines + lines, ended - began, ended - trained)
+
+    def trial(self, state: State) -> int | None:
+        """Runs the first client of the next round, throws its answer away, and gives the number of participants.
+
+        For estimating the time: a client program is a pure function, so trying it changes nothing.
+        """
+        number = max(1, state.round + 1)
+        when = Moment(self.setup.config.seed, number)
+        selected = self._select(number)
+        for s in selected:
+            held = self.setup.stream.holding(s.client, number)
+            if len(held.train):
+                seats = [Participant(s.client, held.task, s.times)]
+                given = self._assigned(self.setup.method.assign(state.bank, when, seats), state.bank, seats)
+                jobs = [
+                    self._job(a, when, state.clients, {s.client: held}, {s.client: Selected(s.client)}) for a in given
+                ]
+                self.engine.run(self.setup.method.train, jobs)
+                return len(selected)
+        return None
+
+    # ---- select ---------------------------------------------------------------------------------------------
+
+    def _select(self, number: int) -> list[Selected]:
+        if number == 0:  # the warm-up: every client gets its first model
+            return [Selected(c) for c in range(self.setup.stream.clients)]
+        return self.selection.draw(Moment(self.setup.config.seed, number))
+
+    # ---- assign, train, merge -------------------------------------------------------------------------------
+
+    def _exchange(
+        self,
+        when: Moment,
+        bank: Bank,
+        clients: dict[int, Mapping[str, Value]],
+        present: Sequence[Selected],
+        now: _Round,
+    ) -> Bank:
+        method = self.setup.method
+        seats = [Participant(s.client, now.holdings[s.client].task, s.times) for s in present]
+        assignments = self._assigned(method.assign(bank, when, seats), bank, seats)
+        fates = {s.client: s for s in present}
+        jobs = [self._job(given, when, clients, now.holdings, fates) for given in assignments]
+        outcomes = self.engine.run(method.train, jobs)
+        accepted = []
+        for job, outcome in zip(jobs, outcomes, strict=True):
+            update = self._answer(job, outcome, fates[outcome.client], now)
+            if update is not None:
+                accepted.append(update)
+        now.assignments += assignments
+        now.outcomes += outcomes
+        if len(accepted) < max(1, self.setup.config.participation.minimum):
+            now.note("unchanged", updates=len(accepted), needed=self.setup.config.participation.minimum)
+            return bank
+        merged = method.merge(bank, accepted, when)
+        lost = diverged(bank.entries, merged.entries)
+        if lost:
+            now.note("diverged", entries=lost, reason="not finite after the merge; the round changes nothing")
+            return bank
+        now.accepted += accepted
+        for update in accepted:
+            if update.state:
+                clients[update.client] = {**clients.get(update.client, {}), **update.state}
+            for key in update.parts:
+                now.trained.setdefault(key, set()).add(update.client)
+        return merged
+
+    @staticmethod
+    def _assigned(given: Iterable[Assignment], bank: Bank, seats: Sequence[Participant]) -> list[Assignment]:
+        """The assignments sorted by client, each with its entries from the bank as it is now."""
+        expected = {seat.id for seat in seats}
+        found: dict[int, Assignment] = {}
+        for assignment in given:
+            if assignment.client in found or assignment.client not in expected:
+                raise ValueError(
+                    f"assign must name each participant at most once and nobody else; got client {assignment.client} "
+                    f"for the participants {sorted(expected)}"
+                )
+            keys = dict.fromkeys((*assignment.keys, *assignment.own))
+            found[assignment.client] = replace(assignment, entries={key: bank.entries[key] for key in keys})
+        return [found[client] for client in sorted(found)]
+
+    @staticmethod
+    def _job(
+        given: Assignment,
+        when: Moment,
+        clients: Mapping[int, Mapping[str, Value]],
+        holdings: Mapping[int, Holding],
+        fates: Mapping[int, Selected],
+    ) -> Job:
+        held = holdings[given.client]
+        client = Client(given.client, when, held.train, held.validation, clients.get(given.client, {}), held.task)
+        return Job(given, client, held.test, fates[given.client].crash)
+
+    @staticmethod
+    def _answer(job: Job, outcome: Outcome, fate: Selected, now: _Round) -> Update | None:
+        """The update that reaches the server, or ``None`` with a record of why there is none."""
+        client = outcome.client
+        if isinstance(outcome.answer, Failure):
+            now.note("failed", "failed", client=client, reason=outcome.answer.error)
+            return None
+        if fate.straggler:
+            now.note("straggler", "stragglers", client=client, reason="trained, but its update came too late")
+            return None
+        parts = {k: replace(p, client=client, times=job.given.times) for k, p in outcome.answer.parts.items()}
+        update = replace(outcome.answer, parts=parts, client=client, times=job.given.times)
+        reason = fault(update, job.given)
+        if reason is not None:
+            now.note("rejected", "rejected", client=client, reason=reason)
+            return None
+        doubt = warning(update, job.given)
+        if doubt is not None:
+            now.note("warning", client=client, reason=doubt)
+        return update
+
+    def _record(self, now: _Round, present: Sequence[Selected]) -> None:
+        """The record of the round: who took part in what, and which entries were trained by whom."""
+        tasks: dict[str, list[int]] = {}
+        reached: dict[str, list[int]] = {}
+        answered = {update.client for update in now.accepted}
+        for s in present:
+            task = now.holdings[s.client].truth.get("task")
+            if task is not None:
+                tasks.setdefault(str(task), []).append(s.client)
+                if s.client in answered:
+                    reached.setdefault(str(task), []).append(s.client)
+        now.note(
+            "round",
+            phase=self.setup.stream.phase(max(1, now.number)),
+            participants=[s.client for s in present],
+            tasks=tasks,
+            trained={key: sorted(who) for key, who in now.trained.items()},
+            trained_tasks=reached,
+        )
+        now.lines[-1].update(now.counts)
+
+    # ---- measure --------------------------------------------------------------------------------------------
+
+    def _measure(self, state: State, bank: Bank, now: _Round) -> tuple[dict[str, Any], list[Line]]:
+        config = self.setup.config
+        seen = Seen(
+            Moment(config.seed, now.number),
+            state.bank,
+            bank,
+            now.assignments,
+            now.outcomes,
+            now.accepted,
+            now.holdings,
+            {key: tuple(sorted(who)) for key, who in now.trained.items()},
+            self.engine.score,
+            now.number >= config.rounds,
+        )
+        measured: dict[str, Any] = {}
+        lines: list[Line] = []
+        for name, measure in self.setup.measures.items():
+            new, memory = measure.observe(seen, state.measured.get(name, {}))
+            lines += [{"round": now.number, **line} for line in new]
+            if memory:
+                measured[name] = memory
+        return measured, lines
+
+
+def play_all(experiment: Experiment, state: State, store: Callable[[Played], State]) -> State:
+    """Plays to the last round. ``store`` keeps each round and gives the state to go on with."""
+    while state.round < experiment.setup.config.rounds:
+        state = store(experiment.play(state))
+    return state

@@ -1,0 +1,217 @@
+"""A run's folder: what is in it, and how it survives a crash."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .checkpoint import Checkpoints, sync_folder, write_atomically
+from .config import Config
+from .errors import RunError
+from .metrics.base import Line
+
+FILES = (
+    "config.yaml",
+    "environment.json",
+    "metrics.jsonl",
+    "timings.jsonl",
+    "summary.json",
+    "comparison.json",
+    "model.safetensors",
+    "report.html",
+)
+PACKAGES = ("shoal", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
+
+
+def dump(value: Any) -> str:
+    """A value as one line of strict JSON; numbers that are not finite become null."""
+    return json.dumps(_finite(value), allow_nan=False, ensure_ascii=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if hasattr(value, "item") and not isinstance(value, str | bytes):
+        return _finite(value.item())
+    return value
+
+
+def read_lines(path: Path) -> list[Line]:
+    """The lines of a JSON-lines file; a last line that was cut off is left out."""
+    if not path.is_file():
+        return []
+    lines = []
+    for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+        if text:
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:
+                break
+    return lines
+
+
+class RunFolder:
+    """The folder of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.checkpoints = Checkpoints(path / "checkpoint")
+
+    # ---- what is there --------------------------------------------------------------------------------------
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was started here."""
+        return (self.path / "config.yaml").is_file()
+
+    def summary(self) -> dict[str, Any]:
+        """The content of ``summary.json``; empty before there is one."""
+        return self._json("summary.json")
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return bool(self.summary().get("finished"))
+
+    def config(self) -> dict[str, Any]:
+        """The configuration that the run was started with."""
+        from .loading import read_yaml
+
+        return read_yaml(self.path / "config.yaml")
+
+    def environment(self) -> dict[str, Any]:
+        """The content of ``environment.json``."""
+        return self._json("environment.json")
+
+    def _json(self, name: str) -> dict[str, Any]:
+        try:
+            value = json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def lines(self) -> list[Line]:
+        """The lines of ``metrics.jsonl``."""
+        return read_lines(self.path / "metrics.jsonl")
+
+    # ---- beginning ------------------------------------------------------------------------------------------
+
+    def prepare(self, config: Mapping[str, Any], force: bool) -> None:
+        """Makes the folder ready for a new run with this configuration. Call it with the folder locked.
+
+        Raises `RunError` if a run is there already and ``force`` is not given.
+        """
+        if self.exists and not force:
+            if self.finished:
+                raise RunError(f"{self.path} holds a finished run; choose another --out, or --force to replace it")
+            if self.config() == dict(config):
+                raise RunError(
+                    f"{self.path} holds an unfinished run of this configuration; go on with: shoal resume {self.path}"
+                )
+            raise RunError(
+                f"{self.path} holds an unfinished run of another configuration; choose another --out, "
+                f"go on with it (shoal resume {self.path}), or --force to replace it"
+            )
+        if not self.exists and not force and any(p.name != ".lock" for p in self.path.iterdir()):
+            raise RunError(f"{self.path} holds other files; choose an empty or a new folder for --out")
+        self.clear()
+        self.write_yaml("config.yaml", config)
+
+    def clear(self) -> None:
+        """Removes what a run left here, and nothing else."""
+        for name in FILES:
+            (self.path / name).unlink(missing_ok=True)
+        for name in ("checkpoint", "arrays"):
+            shutil.rmtree(self.path / name, ignore_errors=True)
+
+    def write_yaml(self, name: str, value: Mapping[str, Any]) -> None:
+        """Writes a YAML file atomically."""
+        text = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=100)
+        write_atomically(self.path / name, text.encode())
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Writes a JSON file atomically."""
+        text = json.dumps(_finite(value), indent=2, allow_nan=False, ensure_ascii=False)
+        write_atomically(self.path / name, (text + "\n").encode())
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps a second process out of the folder while a run is going on (where the system has file locks)."""
+        if self.path.exists() and not self.path.is_dir():
+            raise RunError(f"{self.path} is a file; a run needs a folder")
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            import fcntl
+        except ImportError:
+            yield
+            return
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise RunError(f"another process is running in {self.path}") from None
+            yield
+
+    # ---- going on -------------------------------------------------------------------------------------------
+
+    def cut(self, length: int, round: int) -> None:
+        """Cuts ``metrics.jsonl`` to the length that it had at a state, and ``timings.jsonl`` to its round."""
+        path = self.path / "metrics.jsonl"
+        have = path.stat().st_size if path.exists() else 0
+        if have < length:
+            raise RunError(
+                f"{path} has {have} bytes, but the checkpoint was written when it had {length}; "
+                f"the file was changed from outside. Start again with --force"
+            )
+        if path.exists():
+            os.truncate(path, length)
+        kept = [line for line in read_lines(self.path / "timings.jsonl") if line["round"] <= round]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        write_atomically(self.path / "timings.jsonl", text.encode())
+
+    def append(self, name: str, lines: Sequence[Line], sync: bool = False) -> int:
+        """Appends lines to a file and gives its new length in bytes; with ``sync`` they are on disk afterwards."""
+        with (self.path / name).open("ab") as file:
+            file.write("".join(dump(line) + "\n" for line in lines).encode())
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+                sync_folder(self.path)
+            return file.tell()
+
+
+def environment(config: Config, fingerprint: str) -> dict[str, Any]:
+    """What a run depends on besides its configuration: versions, machine, and the data's fingerprint."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "packages": versions(),
+        "data_fingerprint": fingerprint,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else [],
+    }
+
+
+def versions() -> dict[str, str]:
+    """The versions of the packages that a run's numbers depend on."""
+    found = {}
+    for name in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

@@ -1,0 +1,126 @@
+"""Reads configurations: YAML files, recipes, overrides from the command line, variants and seeds."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from .errors import ConfigError, nearest
+
+_SAFE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+
+
+def recipes() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    folder = Path(str(resources.files("shoal") / "recipes"))
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML file as a mapping; raises `ConfigError` with the place of a fault."""
+    try:
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: a configuration is a mapping of names to settings; got {type(raw).__name__}")
+    return raw
+
+
+def load(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+    """The raw configuration behind a path, a recipe's name, or a mapping."""
+    if isinstance(source, Mapping):
+        return copy.deepcopy(dict(source))
+    path = Path(source)
+    if path.is_file():
+        return read_yaml(path)
+    known = recipes()
+    if str(source) in known:
+        return read_yaml(known[str(source)])
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder; give a YAML file or a recipe, or go on with: shoal resume {path}")
+    raise ConfigError(f"no file and no recipe is called {str(source)!r}; {nearest(str(source), known)}")
+
+
+def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
+    """``["local.lr=0.1", "seeds=[0, 1]"]`` -> ``{"local.lr": 0.1, "seeds": [0, 1]}``; values are YAML."""
+    found: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"an override looks like key=value, such as local.lr=0.1; got {item!r}")
+        try:
+            found[key.strip()] = yaml.safe_load(text) if text else None
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{key}: {text!r} is not valid YAML: {error}") from None
+    return found
+
+
+def overridden(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with dotted keys set: ``{"method.server.lr": 0.5}``. A part given as a word becomes a mapping."""
+    result = copy.deepcopy(dict(raw))
+    for dotted, value in changes.items():
+        names = str(dotted).split(".")
+        place = result
+        for i, name in enumerate(names[:-1]):
+            inner = place.get(name)
+            if isinstance(inner, str):
+                inner = {"kind": inner}
+            elif inner is None:
+                inner = {}
+            elif not isinstance(inner, dict):
+                raise ConfigError(f"{dotted}: {'.'.join(names[: i + 1])} is {inner!r}, which has no settings inside")
+            place[name] = inner
+            place = inner
+        place[names[-1]] = copy.deepcopy(value)
+    return result
+
+
+class Single(NamedTuple):
+    """One run of a configuration: its place below the common folder, and its own raw configuration."""
+
+    variant: str
+    seed: int
+    raw: dict[str, Any]
+
+    @property
+    def place(self) -> Path:
+        """``VARIANT/SEED``."""
+        return Path(self.variant) / str(self.seed)
+
+
+def is_many(raw: Mapping[str, Any]) -> bool:
+    """Whether a configuration describes several runs (``variants`` or ``seeds``)."""
+    return bool(raw.get("variants")) or bool(raw.get("seeds"))
+
+
+def expand(raw: Mapping[str, Any]) -> list[Single]:
+    """All runs of a configuration with ``variants`` or ``seeds``: every variant with every seed."""
+    variants = raw.get("variants") or {str(raw.get("name", "run")): {}}
+    seeds = raw.get("seeds") or [raw.get("seed", 0)]
+    if not isinstance(variants, Mapping) or not all(isinstance(v, Mapping | None) for v in variants.values()):
+        raise ConfigError("variants: a mapping of names to mappings, such as {slow: {method.server.lr: 0.1}}")
+    if not isinstance(seeds, list) or not all(isinstance(s, int) and not isinstance(s, bool) for s in seeds):
+        raise ConfigError(f"seeds: a list of whole numbers, such as [0, 1, 2]; got {seeds!r}")
+    doubled = sorted({s for s in seeds if seeds.count(s) > 1})
+    if doubled:
+        raise ConfigError(f"seeds: {doubled} listed more than once; every seed is one run")
+    odd = [str(name) for name in variants if not _SAFE_NAME.match(str(name))]
+    if odd:
+        raise ConfigError(f"variants: names become folders: letters, digits, '.', '_' and '-'; got {odd}")
+    plain = {name: value for name, value in raw.items() if name not in ("variants", "seeds")}
+    runs = []
+    for name, changes in variants.items():
+        for seed in seeds:
+            own = overridden(plain, changes or {})
+            own["seed"] = seed
+            runs.append(Single(str(name), seed, own))
+    return runs

@@ -1,0 +1,76 @@
+"""Client drift: how far local models go from the model that they received."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..messages import Update
+from ..requests import FitResult
+from .base import Line, Measure, Seen
+from .values import finite, mean
+
+_METRICS = {"squared": "client_drift", "distance": "client_drift_distance", "cosine": "client_drift_cosine"}
+_OVER = {"all": "", "head": "_head"}
+
+
+def _of_client(fits: Sequence[FitResult], what: str, over: str) -> float | None:
+    """One client's number: the mean over its epochs (``squared``) or its fits (the others) in the round.
+
+    ``None`` if it took no step or one of them is not finite.
+    """
+    name = what + _OVER[over]
+    trained = [fit.drift for fit in fits if getattr(fit.drift, "squared" + _OVER[over])]
+    if what == "squared":
+        values = [value for drift in trained for value in getattr(drift, name)]
+    else:
+        values = [getattr(drift, name) for drift in trained]
+    return mean(values) if all(finite(value) is not None for value in values) else None
+
+
+class ClientDrift(Measure):
+    """Client drift of a round, each ``over`` all parameters and over the ``head`` (the last linear layer).
+
+    - ``client_drift``: squared Euclidean distance of the local model to the model received, after each local
+      epoch, averaged over epochs and clients (arXiv 2203.13321, equation 2);
+    - ``client_drift_distance``: the Euclidean distance at the end of the fit;
+    - ``client_drift_cosine``: 1 - cos between the two parameter vectors at the end of the fit.
+
+    All clients that answered count, accepted or not, and each counts once: a client with several fits in a
+    round first gives its own mean over them. A client whose number is not finite is left out; ``clients``
+    says how many are in the mean. No line where nobody trained.
+    """
+
+    def observe(self, seen: Seen, memory: Mapping[str, Any]) -> tuple[list[Line], Mapping[str, Any]]:
+        """Up to six lines."""
+        fits: dict[int, list[FitResult]] = {}
+        for outcome in seen.outcomes:
+            if isinstance(outcome.answer, Update):
+                fits.setdefault(outcome.client, []).extend(outcome.fits)
+        lines: list[Line] = []
+        for what, metric in _METRICS.items():
+            for over in _OVER:
+                values = [_of_client(own, what, over) for own in fits.values()]
+                known = [value for value in values if value is not None]
+                if known:
+                    lines.append(
+                        {"metric": metric, "value": mean(known), "over": over, "clients": len(known)}
+                    )
+        return lines, memory
+
+    @staticmethod
+    def summarise(lines: Sequence[Line]) -> dict[str, Any]:
+        """``client_drift``: the mean over rounds (warm-up left out), over all parameters.
+
+        ``client_drift_by`` has the mean over rounds of every kind: ``{"distance": {"all": .., "head": ..},
+        ..}``.
+        """
+        found: dict[tuple[str, str], list[float | None]] = {}
+        for line in lines:
+            if line.get("metric") in _METRICS.values() and line["round"] > 0:
+                found.setdefault((line["metric"], line["over"]), []).append(line["value"])
+        by = {
+            what: {over: mean(found.get((metric, over), [])) for over in _OVER}
+            for what, metric in _METRICS.items()
+        }
+        return {"client_drift": by["squared"]["all"], "client_drift_by": by}

@@ -1,0 +1,182 @@
+"""Charts: lines with bands, legends, and the frame that the page's script draws.
+
+Colours are names of CSS variables (``var(--series-1)``), so the style sheet alone decides them, in light and dark.
+Legends are HTML: they wrap on a phone and switch lines on and off in all charts of their group.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import plotly.graph_objects as go
+
+from .parts import esc
+from .series import Spread, thinned
+
+SERIES = 8
+"""How many colours there are; from there on they come again with another dash."""
+DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+class Chart(NamedTuple):
+    """One chart with its heading; ``wide`` ones take the whole width of their group."""
+
+    title: str
+    figure: go.Figure
+    wide: bool = False
+
+
+class Key(NamedTuple):
+    """One item of a legend: what it switches (``group``), its name, and its look."""
+
+    group: str
+    label: str
+    place: int
+    shape: str = "line"
+
+
+def colour(place: int) -> str:
+    """The colour of the n-th series."""
+    return f"var(--series-{place % SERIES + 1})"
+
+
+def dash(place: int) -> str:
+    """The dash of the n-th series."""
+    return DASHES[place // SERIES % len(DASHES)]
+
+
+def plain(text: str) -> str:
+    """Text that a chart shows literally: charts read a little HTML in names."""
+    return html.escape(text, quote=False)
+
+
+def lines(
+    spread: Spread,
+    name: str,
+    group: str,
+    place: int,
+    scale: float = 1.0,
+    boundaries: Collection[int] = (),
+    digits: str = ".1f",
+    dashed: str | None = None,
+) -> list[go.Scatter]:
+    """The traces of one curve: its mean over seeds, and a band of one standard deviation where there are seeds."""
+    chosen = thinned(spread.rounds, boundaries)
+    rounds = [spread.rounds[i] for i in chosen]
+    mean = [_short(spread.mean[i] * scale) for i in chosen]
+    sd = [_short(spread.sd[i] * scale) for i in chosen]
+    traces = []
+    if any(sd):
+        edges = [_short(m + s) for m, s in zip(mean, sd, strict=True)]
+        edges += [_short(m - s) for m, s in zip(reversed(mean), reversed(sd), strict=True)]
+        traces.append(
+            go.Scatter(
+                x=rounds + rounds[::-1], y=edges, fill="toself", fillcolor=f"var(--band-{place % SERIES + 1})",
+                line={"width": 0}, mode="lines", hoverinfo="skip", legendgroup=group, showlegend=False,
+            )  # fmt: skip
+        )
+    more = f" ± %{{customdata:{digits}}}" if any(sd) else ""
+    traces.append(
+        go.Scatter(
+            x=rounds, y=mean, name=plain(name), legendgroup=group, showlegend=False,
+            customdata=sd if any(sd) else None,
+            mode="lines+markers" if len(rounds) <= 60 else "lines", marker={"size": 4, "color": colour(place)},
+            line={"color": colour(place), "width": 2, "dash": dashed or dash(place)},
+            hovertemplate=f"%{{y:{digits}}}{more}",
+        )  # fmt: skip
+    )
+    return traces
+
+
+def figure(
+    traces: Iterable[Any],
+    y: str,
+    x: str = "round",
+    boundaries: Sequence[int] = (),
+    y_range: tuple[float, float] | None = None,
+    from_zero: bool = False,
+    logarithmic: bool = False,
+    height: int = 280,
+    whole: bool = True,
+) -> go.Figure:
+    """A figure in the page's style, with a dashed line at each phase boundary; ``whole``: x are whole numbers."""
+    axis = {"gridcolor": "var(--grid)", "zerolinecolor": "var(--axis)", "linecolor": "var(--axis)", "automargin": True}
+    layout: dict[str, Any] = {
+        "template": go.layout.Template(),
+        "height": height,
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, sans-serif", "size": 12, "color": "var(--text)"},
+        "hovermode": "x unified",
+        "hoverlabel": {"bgcolor": "var(--card)", "bordercolor": "var(--axis)", "font": {"color": "var(--text)"}},
+        "showlegend": False,
+        "xaxis": {**axis, "title": {"text": x, "standoff": 6}, "showgrid": False, "zeroline": False,
+                  "tickformat": "d" if whole else None, "hoverformat": "d" if whole else None},
+        "yaxis": {**axis, "title": {"text": y, "standoff": 8}},
+        "shapes": [
+            {"type": "line", "x0": b + 0.5, "x1": b + 0.5, "y0": 0, "y1": 1, "yref": "paper", "layer": "below",
+             "line": {"color": "var(--boundary)", "width": 1, "dash": "dash"}}
+            for b in boundaries
+        ],
+    }  # fmt: skip
+    if y_range is not None:
+        layout["yaxis"]["range"] = list(y_range)
+    if from_zero:
+        layout["yaxis"]["rangemode"] = "tozero"
+    if logarithmic:
+        layout["yaxis"].update(type="log", exponentformat="power", dtick=1)
+    return go.Figure(list(traces), layout)
+
+
+def group(charts: Sequence[Chart], legend: Sequence[Key] = ()) -> str:
+    """Charts that belong together, under one legend, as many side by side as the page is wide."""
+    keys = "".join(
+        f'<button type="button" aria-pressed="true" data-group="{esc(key.group)}">'
+        f'<span class="swatch {key.shape} {dash(key.place)}" style="--c:{colour(key.place)}"></span>'
+        f"{esc(key.label)}</button>"
+        for key in legend
+    )
+    legend_html = f'<div class="legend" role="group" aria-label="Legend: show or hide">{keys}</div>' if keys else ""
+    return f'<div class="charts">{legend_html}<div class="grid">{"".join(_frame(chart) for chart in charts)}</div></div>'
+
+
+def _frame(chart: Chart) -> str:
+    wide = " wide" if chart.wide else ""
+    height = int(chart.figure.layout.height)
+    return (
+        f'<figure class="plot{wide}"><figcaption>{esc(chart.title)}</figcaption>'
+        f'<div class="chart" role="img" aria-label="Chart: {esc(chart.title)}" style="height:{height}px"></div>'
+        f'<script type="application/json">{embedded(chart.figure.to_plotly_json())}</script></figure>'
+    )
+
+
+def embedded(value: Mapping[str, Any]) -> str:
+    """JSON that is safe inside a script element."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"), cls=_Encoder).replace("<", "\\u003c")
+
+
+class _Encoder(json.JSONEncoder):
+    def default(self, value: Any) -> Any:
+        return value.to_plotly_json() if hasattr(value, "to_plotly_json") else value.tolist()
+
+
+def _short(value: float) -> float:
+    """Six significant digits are more than a screen shows."""
+    return float(f"{value:.6g}")
+
+
+def span(values: Iterable[float], low: float, high: float, least: float = 10.0) -> tuple[float, float] | None:
+    """A common range for charts side by side: the values with a margin, inside ``low`` and ``high``."""
+    found = list(values)
+    if not found:
+        return None
+    margin = max(least, max(found) - min(found)) * 0.05
+    bottom, top = max(low, min(found) - margin), min(high, max(found) + margin)
+    if top - bottom < least:
+        bottom = max(low, top - least)
+        top = max(top, bottom + least)
+    return bottom, top

@@ -1,0 +1,252 @@
+"""Reads a run's folder, or a folder of runs, as far as they have come."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import RunError
+
+Line = Mapping[str, Any]
+
+DEPTH = 4
+"""How many folders deep runs are looked for."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its files as they are now. What is missing or half-written is empty, and named in ``faults``."""
+
+    folder: Path
+    variant: str
+    seed: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    lines: Sequence[Line] = ()
+    timings: Sequence[Line] = ()
+    faults: tuple[str, ...] = ()
+
+    @cached_property
+    def metrics(self) -> dict[str, list[Line]]:
+        """The lines that carry a value, by metric."""
+        found: dict[str, list[Line]] = {}
+        for line in self.lines:
+            if isinstance(line.get("metric"), str):
+                found.setdefault(line["metric"], []).append(line)
+        return found
+
+    @cached_property
+    def records(self) -> dict[str, list[Line]]:
+        """The structured lines, by record."""
+        found: dict[str, list[Line]] = {}
+        for line in self.lines:
+            if isinstance(line.get("record"), str):
+                found.setdefault(line["record"], []).append(line)
+        return found
+
+    @property
+    def stream(self) -> Line:
+        """What the stream said of itself; empty before the first round."""
+        return next(iter(self.records.get("stream", [])), {})
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """The last round of every phase but the last one."""
+        return tuple(int(b) for b in self.stream.get("boundaries") or ())
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end and wrote its summary."""
+        return bool(self.summary) and self.summary.get("finished") is not False
+
+    @property
+    def planned(self) -> int | None:
+        """How many rounds the run shall have."""
+        for source in (self.stream, self.config):
+            if isinstance(source.get("rounds"), int):
+                return int(source["rounds"])
+        return None
+
+    @cached_property
+    def done(self) -> int:
+        """The last round that is in the files."""
+        return max((line["round"] for line in self.lines if isinstance(line.get("round"), int)), default=0)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All runs below a folder; a single run is one variant with one seed."""
+
+    folder: Path
+    name: str
+    runs: tuple[Run, ...]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    single: bool = False
+
+    @cached_property
+    def variants(self) -> dict[str, list[Run]]:
+        """The runs of each variant, in the order of the configuration, seeds ascending."""
+        planned = list(self.config.get("variants") or {})
+        order = {name: place for place, name in enumerate(planned)}
+        found: dict[str, list[Run]] = {}
+        for run in sorted(self.runs, key=lambda r: (order.get(r.variant, len(order)), _natural(r.variant))):
+            found.setdefault(run.variant, []).append(run)
+        return {name: sorted(runs, key=lambda r: _natural(r.seed)) for name, runs in found.items()}
+
+    @property
+    def missing(self) -> list[str]:
+        """The runs of the configuration that have no folder yet, as ``variant/seed``."""
+        if self.single:
+            return []
+        variants = list(self.config.get("variants") or {}) or list(self.variants)
+        seeds = [str(seed) for seed in self.config.get("seeds") or ()]
+        present = {(run.variant, run.seed) for run in self.runs}
+        if not seeds:
+            return [v for v in variants if v not in self.variants]
+        return [f"{v}/{s}" for v in variants for s in seeds if (v, s) not in present]
+
+
+def read(folder: Path, *more: Path) -> Runs:
+    """The run in a folder, or all runs below it; of several folders, the runs of all of them side by side.
+
+    Raises `RunError` if there is no run.
+    """
+    if more:
+        every = [_one(Path(f)) for f in (folder, *more)]
+        names = _distinct([Path(f) for f in (folder, *more)])
+        runs = tuple(
+            _renamed(run, label if each.single or len(each.variants) == 1 else f"{label}/{run.variant}")
+            for label, each in zip(names, every, strict=True)
+            for run in each.runs
+        )
+        return Runs(Path(folder), " / ".join(names), runs)
+    return _one(Path(folder))
+
+
+def _one(folder: Path) -> Runs:
+    config, text = _configuration(folder)
+    name = str(config.get("name") or folder.resolve().name)
+    if _is_run(folder):
+        return Runs(folder, name, (_run(folder, name, ""),), config, text, single=True)
+    found = [path for path in _below(folder, DEPTH) if _is_run(path)]
+    runs = []
+    for path in found:
+        *variant, last = path.relative_to(folder).parts
+        if not variant and not re.fullmatch(r"(seed[-_=]?)?\d+", last):
+            variant, last = [last], ""
+        runs.append(_run(path, "/".join(variant) or name, last))
+    if not runs:
+        if config and not (config.get("variants") or config.get("seeds")):
+            return Runs(folder, name, (_run(folder, name, ""),), config, text, single=True)
+        raise RunError(
+            f"{folder}: a report needs a run's folder (with metrics.jsonl) or a folder of such folders; "
+            f"found neither. Give the folder that `shoal run` wrote, such as runs/NAME"
+        )
+    return Runs(folder, name, tuple(runs), config, text)
+
+
+def _run(folder: Path, variant: str, seed: str) -> Run:
+    faults: list[str] = []
+    config, text = _configuration(folder, faults)
+    summary = _json(folder / "summary.json", faults)
+    seed = seed or str(summary.get("seed", config.get("seed", "0")))
+    return Run(
+        folder=folder,
+        variant=variant,
+        seed=re.sub(r"^seed[-_=]?(?=\d)", "", seed),
+        config=config,
+        config_text=text,
+        summary=summary,
+        environment=_json(folder / "environment.json", faults),
+        lines=tuple(_jsonl(folder / "metrics.jsonl", faults)),
+        timings=tuple(_jsonl(folder / "timings.jsonl", faults)),
+        faults=tuple(faults),
+    )
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "metrics.jsonl").is_file() or (folder / "summary.json").is_file()
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    if not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir(), key=lambda p: _natural(p.name)):
+        if path.is_dir() and not path.is_symlink():
+            yield path
+            if depth > 1 and not _is_run(path):
+                yield from _below(path, depth - 1)
+
+
+def _renamed(run: Run, variant: str) -> Run:
+    names = ("folder", "seed", "config", "config_text", "summary", "environment", "lines", "timings", "faults")
+    return Run(variant=variant, **{name: getattr(run, name) for name in names})
+
+
+def _distinct(folders: Sequence[Path]) -> list[str]:
+    """A short name for each folder: its last part, or its whole path where two have the same last part."""
+    short = [folder.resolve().name for folder in folders]
+    return [name if short.count(name) == 1 else str(f) for name, f in zip(short, folders, strict=True)]
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    """A key that sorts ``2`` before ``10``."""
+    parts = re.findall(r"\d+|\D+", text)
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+
+
+def _configuration(folder: Path, faults: list[str] | None = None) -> tuple[Mapping[str, Any], str]:
+    path = folder / "config.yaml"
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = yaml.safe_load(text)
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        if faults is not None:
+            faults.append(f"{path.name} cannot be read: {type(error).__name__}")
+        return {}, ""
+    return (found if isinstance(found, dict) else {}), text
+
+
+def _json(path: Path, faults: list[str]) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        faults.append(f"{path.name} cannot be read: {type(error).__name__}")
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _jsonl(path: Path, faults: list[str]) -> Iterator[Line]:
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        return
+    lines = raw.split(b"\n")
+    broken = 0
+    for place, line in enumerate(lines):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError:
+            # The last line of a running or killed run may be half-written: no fault.
+            broken += place < len(lines) - 1
+            continue
+        if isinstance(found, dict):
+            yield found
+    if broken:
+        faults.append(f"{path.name}: {broken} lines are not JSON and were skipped")

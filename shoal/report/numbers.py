@@ -1,0 +1,206 @@
+"""Every number that reports and comparisons show: its name, its unit, and what it means.
+
+A number's key is its place in ``summary.json``: ``acc``, ``bwt_f.worst@5``, ``client_drift.head``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+PERCENT, POINTS, PLAIN, COUNT, BYTES, MEGABYTES, SECONDS = (
+    "percent", "points", "plain", "count", "bytes", "megabytes", "seconds"
+)  # fmt: skip
+"""Units. ``percent`` and ``points`` are fractions of 1 in the files; points are differences of percentages."""
+
+
+class Number(NamedTuple):
+    """A number's name for people, its unit, and its definition in plain words."""
+
+    label: str
+    unit: str
+    meaning: str
+
+
+_EVENT = "an event is a task that was trained before a phase boundary and is trained again in the phase after it"
+
+NUMBERS: dict[str, Number] = {
+    "acc": Number(
+        "Final accuracy", PERCENT,
+        "Accuracy on the test rows after the last round, as the mean over the tasks (or concepts, or clients): "
+        "each of them counts the same, whatever its size.",
+    ),
+    "acc_weighted": Number(
+        "Final accuracy, by rows", PERCENT, "The same, but every test row counts the same: large tasks weigh more.",
+    ),
+    "acc_last5": Number(
+        "Accuracy, last 5 rounds", PERCENT,
+        "Mean of the accuracy over the last five measured rounds; steadier than that of a single round.",
+    ),
+    "bwt_f.seen": Number(
+        "BWT_f, seen", POINTS,
+        f"Sum over all events of the change at the boundary, divided by T², the squared number of tasks; {_EVENT}. "
+        "The change is the accuracy after the first round of the new phase in which the task is trained, minus the "
+        "accuracy after the last round before the boundary. Our main reading of BWT_f.",
+    ),
+    "bwt_f.seen_per_event": Number(
+        "BWT_f, seen, per event", POINTS, "The same sum divided by the number of events: the mean change of a task.",
+    ),
+    "bwt_f.negative": Number(
+        "BWT_f, drops only", POINTS, "The sum of the negative changes alone, divided by T²: gains do not hide drops.",
+    ),
+    "bwt_f.negative_per_event": Number(
+        "BWT_f, drops only, per event", POINTS,
+        "The same sum divided by the number of all events; equal to the worst of 1 round.",
+    ),
+    "bwt_f.literal": Number(
+        "BWT_f, literal", POINTS,
+        "The published formula to the letter: the changes of all tasks at all boundaries, divided by T². A task's "
+        "first training enters as a large gain, so this can be positive although tasks were damaged.",
+    ),
+    "bwt_f.literal_t_t_minus_1": Number(
+        "BWT_f, literal, by T(T-1)", POINTS, "The literal sum divided by T(T-1) instead of T².",
+    ),
+    "bwt_f.worst@1": Number(
+        "Drop at the boundary (worst of 1 round)", POINTS,
+        "Mean over the events of the loss of accuracy in the first round after the boundary; a gain counts as 0.",
+    ),
+    "bwt_f.worst@5": Number(
+        "Worst of 5 rounds", POINTS,
+        "Mean over the events of the largest loss of accuracy within five rounds after the boundary; sees the dips "
+        "that come later, as they do with server momentum. Chance alone makes it a little lower than the worst of 1.",
+    ),
+    "bwt_f.events": Number("Events", COUNT, f"How many events there were; {_EVENT}."),
+    "bwt_f.missing": Number(
+        "Pairs without a measurement", COUNT, "Pairs of task and boundary that could not be counted in BWT_f.",
+    ),
+    "forgetting": Number(
+        "Forgetting", POINTS, "Mean over the tasks of their best earlier accuracy minus their final accuracy.",
+    ),
+    "client_drift": Number(
+        "Client drift", PLAIN,
+        "Squared Euclidean distance between a client's model and the model it received, measured after each local "
+        "epoch; mean over epochs and clients.",
+    ),
+    "client_drift_by.squared": Number(
+        "Client drift", PLAIN, "The same over all parameters, and over the head (the last linear layer) alone.",
+    ),
+    "client_drift_by.distance": Number(
+        "Drift distance", PLAIN, "Euclidean distance between the two models at the end of local training.",
+    ),
+    "client_drift_by.cosine": Number(
+        "Drift, cosine", PLAIN,
+        "1 minus the cosine of the angle between the two models' parameters at the end of local training.",
+    ),
+    "bytes_down_per_round": Number(
+        "Received per client and round", BYTES,
+        "Bytes sent to a participating client in a round, as really encoded; mean over clients and rounds.",
+    ),
+    "bytes_up_per_round": Number(
+        "Sent per client and round", BYTES,
+        "Bytes that a participating client sends back in a round; mean over clients and rounds.",
+    ),
+    "total_bytes_down": Number("Received, in all", BYTES, "Bytes received by all clients over the whole run."),
+    "total_bytes_up": Number("Sent, in all", BYTES, "Bytes sent by all clients over the whole run."),
+    "seconds": Number("Time", SECONDS, "Wall-clock time of all rounds, measuring included."),
+    "evaluation_seconds": Number("Time for measuring", SECONDS, "The part of it that went into measuring."),
+    "client_steps": Number("Client steps", COUNT, "Local optimiser steps of all clients over the whole run."),
+    "client_steps_per_second": Number(
+        "Client steps per second", PLAIN, "Local optimiser steps of all clients together, per second of the run.",
+    ),
+    "peak_memory_mb": Number("Peak memory", MEGABYTES, "The most memory that the process held at once."),
+    "trainable_parameters": Number("Trainable parameters", COUNT, "How many numbers of one model are trained."),
+    "model_bytes": Number("Entry size", BYTES, "Bytes of one entry of the bank as it is sent: one model."),
+    "entries": Number("Entries at the start", COUNT, "How many models the bank held before the first round."),
+    "loss": Number("Final test loss", PLAIN, "Loss on the test rows after the last round, mean over the targets."),
+    "median_sqrt_v": Number(
+        "Median of sqrt(v)", PLAIN,
+        "The square root of an adaptive server's second moment, median over the coordinates of an entry. Compare "
+        "it with tau (or the calibration's constant): far below, the server only has momentum; far above, the "
+        "constant does nothing.",
+    ),
+    "effective_step": Number(
+        "Effective server step", PLAIN, "Server rate over denominator, median over the coordinates of an entry.",
+    ),
+    "ari_mean": Number(
+        "Adjusted Rand index", PLAIN,
+        "How well the found clusters agree with the true concepts: 1 is perfect, 0 is chance; mean over rounds.",
+    ),
+    "drop_after_shift": Number(
+        "Drop after a shift", POINTS, "Loss of accuracy from before a shift to right after it; mean over shifts.",
+    ),
+    "recovery_rounds": Number(
+        "Rounds to recover", PLAIN, "Rounds from a shift until the accuracy from before it is reached again.",
+    ),
+}  # fmt: skip
+
+SCOPES = {"all": "", "head": " (head)", "features": " (features)"}
+
+
+def describe(key: str) -> Number:
+    """The number behind a key. A key that is not listed gets a name made from itself and no meaning."""
+    if key in NUMBERS:
+        return NUMBERS[key]
+    stem, _, scope = key.rpartition(".")
+    if stem in NUMBERS and scope in SCOPES:
+        return NUMBERS[stem]._replace(label=NUMBERS[stem].label + SCOPES[scope])
+    if key.startswith("accuracy_by_target."):
+        return Number(f"Final accuracy, {key.partition('.')[2]}", PERCENT, "")
+    return Number(key.replace("_", " ").replace(".", ", "), PLAIN, "")
+
+
+def flat(summary: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """All finite numbers of a summary by key; nested mappings are joined with dots, text and lists left out."""
+    found: dict[str, float] = {}
+    for name, value in summary.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            found[prefix + name] = float(value)
+    return found
+
+
+def written(key: str, mean: float | None, sd: float | None = None, unit: bool = True) -> str:
+    """``"91.2 ± 0.8 %"``: a mean, its standard deviation if there is one, and the unit; ``"-"`` without a mean."""
+    if mean is None:
+        return "-"
+    kind = describe(key).unit
+    scale, suffix, digits = _scale(kind, max(abs(mean), sd or 0.0))
+    sign = "+" if kind == POINTS and round(mean * scale, digits) > 0 else ""
+    text = _plain(mean) if digits < 0 else f"{mean * scale:,.{digits}f}"
+    # A rounded zero has no sign: "-0.0" would read as a drop.
+    text = text.removeprefix("-") if not text.strip("-0.") else sign + text
+    if sd is not None:
+        text += " ± " + (_plain(sd) if digits < 0 else f"{sd * scale:,.{digits}f}")
+    return f"{text} {suffix}" if unit and suffix else text
+
+
+def _plain(value: float) -> str:
+    """Three significant digits, without an exponent where that is short."""
+    if value == 0:
+        return "0"
+    digits = 2 - math.floor(math.log10(abs(value)))
+    if digits > 6:
+        return f"{value:.2e}"
+    return f"{value:,.{max(0, digits)}f}"
+
+
+def _scale(kind: str, size: float) -> tuple[float, str, int]:
+    """Factor, unit and decimals for numbers of this size; -1 decimals means three significant digits."""
+    if kind == PERCENT:
+        return 100.0, "%", 1
+    if kind == POINTS:
+        return 100.0, "points", 1
+    if kind == COUNT:
+        return 1.0, "", 0
+    if kind == SECONDS:
+        return 1.0, "s", 0 if size >= 100 else 1 if size >= 10 else 2
+    if kind == MEGABYTES:
+        return 1.0, "MB", 0
+    if kind == BYTES:
+        for power, name in ((4, "TB"), (3, "GB"), (2, "MB"), (1, "kB")):
+            if size >= 1000.0**power:
+                return 1000.0**-power, name, 2 if size < 1000.0**power * 100 else 0
+        return 1.0, "B", 0
+    return 1.0, "", -1

@@ -1,0 +1,216 @@
+"""Runs one configuration in its folder, from the start or from a checkpoint, to the summary and the report."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from .bank import State
+from .config import Config
+from .data.dataset import Dataset
+from .engine import Engine, make_engine, one_torch_thread
+from .errors import RunError, ShoalError
+from .estimate import duration, estimate
+from .experiment import Experiment, Played, play_all
+from .export import export
+from .folder import RunFolder, environment, versions
+from .progress import Quiet
+from .report.page import write_report
+from .setup import Setup, assemble, resolve_config
+from .summary import summarise
+
+LONG_SECONDS = 30.0
+"""A run that will take longer than this says so before it starts."""
+CHECKPOINT_SHARE = 0.05
+"""A checkpoint that is due is put off while checkpoints took more than this share of the run's time."""
+
+
+class Interrupted(ShoalError):
+    """A run that was interrupted; everything up to its last finished round is saved."""
+
+    def __init__(self, folder: Path, round: int) -> None:
+        super().__init__(f"interrupted after round {round}; go on with: shoal resume {folder}")
+        self.folder = folder
+        self.round = round
+
+
+def dumped(config: Config) -> dict[str, Any]:
+    """A resolved configuration of one run as it is written to ``config.yaml``."""
+    return config.model_dump(mode="json", exclude={"variants", "seeds"})
+
+
+def start_run(
+    config: Config,
+    path: Path,
+    *,
+    force: bool = False,
+    dataset: Dataset | None = None,
+    progress: Quiet | None = None,
+) -> RunFolder:
+    """Runs a resolved configuration in a new folder. Raises `ShoalError`; `Interrupted` on Ctrl-C."""
+    folder = RunFolder(path)
+    # Everything that can be wrong with the configuration or the data fails before the folder is touched.
+    setup = assemble(config, dataset)
+    with folder.locked():
+        folder.prepare(dumped(config), force)
+        folder.write_json("environment.json", environment(config, setup.dataset.fingerprint))
+        _go(setup, folder, None, progress or Quiet())
+    return folder
+
+
+def resume_run(path: Path, *, dataset: Dataset | None = None, progress: Quiet | None = None) -> RunFolder:
+    """Goes on with the run in a folder, from its last checkpoint; a finished one is left as it is."""
+    folder = RunFolder(path)
+    progress = progress or Quiet()
+    if not folder.exists:
+        raise RunError(f"{path} holds no run (there is no config.yaml in it)")
+    if folder.finished:
+        progress.say(f"{path} is finished; nothing to do")
+        return folder
+    with folder.locked():
+        setup = assemble(resolve_config(folder.config()), dataset)
+        _same_world(folder, setup, progress)
+        state, complaints = folder.checkpoints.load()
+        for complaint in complaints:
+            progress.say(f"{complaint}; falling back to the one before it")
+        _go(setup, folder, state, progress)
+    return folder
+
+
+def _same_world(folder: RunFolder, setup: Setup, progress: Quiet) -> None:
+    """Refuses other data; warns of other versions, with which the numbers may differ in their last bits."""
+    before = folder.environment()
+    if not before:
+        folder.write_json("environment.json", environment(setup.config, setup.dataset.fingerprint))
+        return
+    if before.get("data_fingerprint") != setup.dataset.fingerprint:
+        raise RunError(
+            f"{folder.path}: the data are not those that the run was started with (another fingerprint); "
+            f"bring the old data back, or start again with --force"
+        )
+    now = versions()
+    changed = [
+        f"{name} {old} -> {now.get(name)}"
+        for name, old in before.get("packages", {}).items()
+        if old != now.get(name) and name in ("torch", "numpy", "scikit-learn", "scipy")
+    ]
+    if changed:
+        progress.say(
+            f"warning: versions changed since the start ({', '.join(changed)}); the run goes on, "
+            f"but its numbers may differ from those of an uninterrupted run"
+        )
+
+
+def _go(setup: Setup, folder: RunFolder, state: State | None, progress: Quiet) -> None:
+    config = setup.config
+    with one_torch_thread():
+        engine = make_engine(config.execution, setup.world.models, setup.stream.dataset, config.local.loss)
+        try:
+            experiment = Experiment(setup, engine)
+            if state is None:
+                state = experiment.start()
+                folder.cut(0, -1)
+                state = replace(state, metrics_bytes=folder.append("metrics.jsonl", experiment.header(state)))
+            else:
+                folder.cut(state.metrics_bytes, state.round)
+            _announce(experiment, state, progress)
+            progress.begin(_title(folder, config), config.rounds, max(0, state.round))
+            keeper = _Keeper(folder, config, engine, state, progress)
+            try:
+                state = play_all(experiment, state, keeper.keep)
+                keeper.save(state)
+            except KeyboardInterrupt:
+                keeper.save(keeper.state)
+                raise Interrupted(folder.path, max(0, keeper.state.round)) from None
+            finally:
+                progress.end()
+            export(folder.path / "model.safetensors", state.bank, setup.world)
+        finally:
+            engine.close()
+    folder.write_json("summary.json", summarise(folder.path))
+    write_report(folder.path)
+
+
+def _title(folder: RunFolder, config: Config) -> str:
+    path = folder.path
+    return f"{path.parent.name} seed {path.name}" if path.name == str(config.seed) else config.name
+
+
+def _announce(experiment: Experiment, state: State, progress: Quiet) -> None:
+    if type(progress) is Quiet:
+        return
+    guess = estimate(experiment, state)
+    if guess is not None and guess.seconds > LONG_SECONDS:
+        progress.say(f"{guess} ({duration(guess.seconds)} left)" if state.round > 0 else str(guess))
+
+
+class _Keeper:
+    """Stores each finished round: its lines, its times, and a checkpoint when one is due."""
+
+    def __init__(self, folder: RunFolder, config: Config, engine: Engine, state: State, progress: Quiet) -> None:
+        self.folder = folder
+        self.config = config
+        self.engine = engine
+        self.state = state
+        self.progress = progress
+        self.saved = state.round if folder.checkpoints.rounds() else None
+        self.began = time.perf_counter()
+        self.spent = 0.0
+
+    def keep(self, played: Played) -> State:
+        """Appends the round's lines and gives the state with the file's new length."""
+        length = self.folder.append("metrics.jsonl", played.lines)
+        state = replace(played.state, metrics_bytes=length)
+        self.state = state
+        before = self.spent
+        if self._due(state.round):
+            self.save(state)
+        self.folder.append(
+            "timings.jsonl",
+            [
+                {
+                    "round": state.round,
+                    "seconds": round(played.seconds, 6),
+                    "evaluation_seconds": round(played.evaluation_seconds, 6),
+                    "checkpoint_seconds": round(self.spent - before, 6),
+                    "peak_memory_mb": round(peak_memory_mb(), 1),
+                    "engine": self.engine.describe(),
+                    "workers": getattr(self.engine, "workers", 1),
+                }
+            ],
+        )
+        self.progress.played(state.round, played.lines)
+        return state
+
+    def _due(self, number: int) -> bool:
+        every = self.config.checkpoint.every
+        if not every or number < 1 or number % every:
+            return False
+        return self.spent <= CHECKPOINT_SHARE * (time.perf_counter() - self.began) or self.saved is None
+
+    def save(self, state: State) -> None:
+        """Writes a checkpoint of this state, unless it has one."""
+        if self.saved == state.round or state.round < 0:
+            return
+        began = time.perf_counter()
+        # The lines must be on disk before the checkpoint that counts on them.
+        self.folder.append("metrics.jsonl", [], sync=True)
+        self.folder.checkpoints.save(state)
+        self.saved = state.round
+        self.spent += time.perf_counter() - began
+
+
+def peak_memory_mb() -> float:
+    """The largest memory that this process has held so far, in MB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two raw configurations of one run resolve to the same one."""
+    return dumped(resolve_config(a)) == dumped(resolve_config(b))

@@ -1,0 +1,166 @@
+"""From a configuration to the parts of a run. Everything that can be wrong with a configuration fails here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pydantic
+
+from . import registry
+from .config import Config
+from .data.dataset import Dataset
+from .engine.augment import augmentation
+from .engine.base import find_device
+from .errors import ConfigError
+from .losses import loss_of
+from .messages import World
+from .methods.base import Method
+from .metrics.base import Context, Measure
+from .models.factory import build_models, resolve_model
+from .streams.base import Stream
+
+METHOD_PARTS = ("mean", "server")
+"""Parts that are written inside ``method`` and passed to every method."""
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``over`` laid on top, mappings merged; a mapping with another ``kind`` replaces the old one."""
+    result = dict(base)
+    for name, value in over.items():
+        old = result.get(name)
+        if (
+            isinstance(old, Mapping)
+            and isinstance(value, Mapping)
+            and value.get("kind", old.get("kind")) == old.get("kind")
+        ):
+            result[name] = merged(old, value)
+        else:
+            result[name] = value
+    return result
+
+
+def _unaliased(part: str, settings: Any) -> Any:
+    """The settings with an alias such as ``kind: fedadam`` expanded."""
+    if isinstance(settings, str):
+        settings = {"kind": settings}
+    if isinstance(settings, Mapping) and settings.get("kind") in registry.ALIASES.get(part, {}):
+        alias = registry.ALIASES[part][settings["kind"]]
+        return merged(alias, {k: v for k, v in settings.items() if k != "kind"})
+    return settings
+
+
+def _resolve_method(given: Any) -> dict[str, Any]:
+    settings = _unaliased("method", given)
+    resolved = registry.resolve("method", settings, extra=METHOD_PARTS)
+    resolved["mean"] = registry.resolve("mean", settings.get("mean", "weighted"), "method.mean")
+    resolved["server"] = registry.resolve("server", settings.get("server", "sgd"), "method.server")
+    return resolved
+
+
+def resolve_config(raw: Mapping[str, Any]) -> Config:
+    """The configuration of one run with every default filled in, checked as far as that goes without data.
+
+    Raises `ConfigError`.
+    """
+    try:
+        config = Config(**raw)
+    except pydantic.ValidationError as error:
+        raise registry.explain(error, "", _names(error)) from None
+    except TypeError as error:
+        raise ConfigError(f"a configuration is a mapping of names to settings: {error}") from None
+    learner = registry.resolve("learner", config.local.learner, "local.learner")
+    for name in config.local.augment:
+        try:
+            augmentation(name)
+        except ValueError as error:
+            raise ConfigError(f"local.augment: {error}") from None
+    loss_of(config.local.loss)
+    for name in config.evaluate.measures:
+        registry.find("measure", name)
+    find_device(config.execution.device)
+    _check_participation(config)
+    return config.model_copy(
+        update={
+            "data": registry.resolve("data", config.data),
+            "stream": registry.resolve("stream", config.stream),
+            "model": resolve_model(config.model),
+            "method": _resolve_method(config.method),
+            "local": config.local.model_copy(update={"learner": learner}),
+        }
+    )
+
+
+def _names(error: pydantic.ValidationError) -> list[str]:
+    """The names that were allowed where the first unknown one stands."""
+    model: Any = Config
+    for fault in error.errors():
+        if fault["type"] == "extra_forbidden":
+            for item in fault["loc"][:-1]:
+                model = model.model_fields[str(item)].annotation
+    return list(model.model_fields)
+
+
+def _check_participation(config: Config) -> None:
+    settings = config.participation
+    clients = config.stream.get("clients")
+    if not isinstance(clients, int):
+        return
+    if settings.count is not None and settings.count > clients and not settings.probabilities:
+        raise ConfigError(
+            f"participation.count: {settings.count} clients a round, but stream.clients is {clients}; lower the one or raise the other"
+        )
+    if isinstance(settings.probabilities, list) and len(settings.probabilities) != clients:
+        raise ConfigError(
+            f"participation.probabilities: one number per client; got {len(settings.probabilities)} for {clients} clients"
+        )
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parts of one run. Nothing in here changes while it runs."""
+
+    config: Config
+    dataset: Dataset
+    stream: Stream
+    world: World
+    method: Method
+    measures: Mapping[str, Measure]
+
+
+def build_stream(config: Config, dataset: Dataset) -> Stream:
+    """The stream of a resolved configuration over a data set."""
+    method = registry.find("method", config.method["kind"])
+    by_task = getattr(method, "keeps_task_models", lambda settings: False)(config.method)
+    stream = registry.build("stream", config.stream, dataset, config.seed, config.rounds, by_task)
+    assert isinstance(stream, Stream)
+    return stream
+
+
+def assemble(config: Config, dataset: Dataset | None = None) -> Setup:
+    """All parts of a resolved configuration; loads the data unless they are given.
+
+    Raises `ConfigError` or `DataError`, before any training.
+    """
+    if dataset is None:
+        dataset = registry.build("data", config.data).load()
+    assert isinstance(dataset, Dataset)
+    stream = build_stream(config, dataset)
+    models, task_models = build_models(
+        config.model, stream.dataset.shape, stream.outputs, stream.task_outputs, config.seed
+    )
+    world = World(config.seed, stream.clients, config.rounds, models, stream.tasks, len(dataset.classes), task_models)
+    for model in models.values():
+        unknown = set(config.local.undecayed) - set(model.space.names)
+        if unknown:
+            raise ConfigError(
+                f"local.undecayed: no parameter is called {sorted(unknown)}; the model has {list(model.space.names)}"
+            )
+    learner = registry.build("learner", config.local.learner, world, config.local)
+    parts = [registry.build(part, config.method[part]) for part in METHOD_PARTS]
+    own = {name: value for name, value in config.method.items() if name not in METHOD_PARTS}
+    method = registry.build("method", own, world, learner, *parts)
+    context = Context(world, stream, method, config.evaluate, method.warmup)
+    measures = {name: registry.build("measure", {"kind": name}, context) for name in config.evaluate.measures}
+    return Setup(config, dataset, stream, world, method, measures)

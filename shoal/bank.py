@@ -27,6 +27,11 @@ class Buffers:
     counters: Tensor | None = None
     """All integer buffers, one flat int64 vector; merged by the maximum, never averaged."""
 
+    @property
+    def empty(self) -> bool:
+        """Whether there are none."""
+        return self.floats is None and self.counters is None
+
 
 @dataclass(frozen=True)
 class Entry:

@@ -51,7 +51,8 @@ def compare(folder: Path, *more: Path) -> dict[str, Any]:
 
     ``variants`` maps each variant to its finished ``seeds``, the ``unfinished`` ones, and ``numbers``: for every
     number of the runs' summaries (nested ones joined with dots, such as ``bwt_f.worst@5``) its ``mean``, sample
-    standard deviation ``sd`` (``None`` for one seed), ``n``, and ``values`` by seed. Only finished runs count.
+    standard deviation ``sd`` (``None`` for one seed), ``n``, and ``values`` by seed. Only finished runs count
+    (a run on its own counts as far as it has come).
     ``missing`` names runs of the configuration that have no folder yet. Raises `RunError` if there is no run.
     """
     return compare_runs(read(folder, *more))
@@ -59,13 +60,13 @@ def compare(folder: Path, *more: Path) -> dict[str, Any]:
 
 def compare_runs(runs: Runs) -> dict[str, Any]:
     """The same for runs that are already read."""
-    variants = {variant: _variant(members) for variant, members in runs.variants.items()}
+    variants = {variant: _variant(members, runs.single) for variant, members in runs.variants.items()}
     comparison: dict[str, Any] = {"name": runs.name, "variants": variants, "missing": runs.missing}
     return {**comparison, "findings": findings(comparison)}
 
 
-def _variant(members: Sequence[Run]) -> dict[str, Any]:
-    finished = [run for run in members if run.finished]
+def _variant(members: Sequence[Run], unfinished_too: bool) -> dict[str, Any]:
+    finished = [run for run in members if run.finished or (unfinished_too and run.summary)]
     numbers: dict[str, dict[str, float]] = {}
     for run in finished:
         for key, value in flat(run.summary).items():

@@ -11,7 +11,7 @@ from .bank import Bank, Key, State, Value
 from .engine.base import Engine
 from .messages import Assignment, Client, Failure, Job, Outcome, Participant, Update
 from .metrics.base import Line, Seen
-from .participation import Selected, Selection
+from .participation import Selected
 from .randomness import Moment
 from .screening import diverged, fault, warning
 from .setup import Setup
@@ -55,10 +55,6 @@ class Experiment:
     def __init__(self, setup: Setup, engine: Engine) -> None:
         self.setup = setup
         self.engine = engine
-        stream = setup.stream
-        self.selection = Selection(
-            setup.config.participation, stream.clients, lambda c: len(stream.holding(c, 1).train)
-        )
         self.exchanges = max(setup.method.exchanges, setup.method.learner.exchanges)
 
     def start(self) -> State:
@@ -146,7 +142,7 @@ class Experiment:
     def _select(self, number: int) -> list[Selected]:
         if number == 0:  # the warm-up: every client gets its first model
             return [Selected(c) for c in range(self.setup.stream.clients)]
-        return self.selection.draw(Moment(self.setup.config.seed, number))
+        return self.setup.selection.draw(Moment(self.setup.config.seed, number))
 
     # ---- assign, train, merge -------------------------------------------------------------------------------
 

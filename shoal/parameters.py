@@ -54,7 +54,8 @@ def _head_layer(module: nn.Module) -> str | None:
         for name, m in module.named_modules()
         if isinstance(m, nn.Linear) and any(p.requires_grad for p in m.parameters())
     ]
-    return next(iter([n for n in found if is_under(n, "classifier")][-1:] or found[-1:]), None)
+    found = [name for name in found if is_under(name, "classifier")] or found
+    return found[-1] if found else None
 
 
 def is_under(name: str, prefix: str) -> bool:
@@ -204,21 +205,22 @@ class ParameterSpace:
 
     def part(self, entry: Entry, segment: str) -> Tensor:
         """One segment (or ``head``) of an entry, whole or partial. A view."""
-        size = self.size_of(entry.segments)
-        if entry.vector.shape[-1] != size:
-            covers = "the whole space" if entry.segments is None else list(entry.segments)
-            raise ValueError(
-                f"an entry for {covers} has {size} parameters; got a vector of {tuple(entry.vector.shape)}"
-            )
         wanted = self.slice_of(segment)
+        covers = tuple(self.segments) if entry.segments is None else entry.segments
+        # An entry of no segment holds loose numbers, of any size.
+        if covers and entry.vector.shape[-1] != self.size_of(covers):
+            raise ValueError(
+                f"an entry for {list(covers)} has {self.size_of(covers)} parameters; "
+                f"got a vector of {tuple(entry.vector.shape)}"
+            )
         offset = 0
-        for name in self.segments if entry.segments is None else entry.segments:
+        for name in covers:
             here = self.segments[name]
             if name == segment or (segment == "head" and here.start <= wanted.start < wanted.stop <= here.stop):
                 begin = offset + wanted.start - here.start
                 return entry.vector[..., begin : begin + wanted.stop - wanted.start]
             offset += here.stop - here.start
-        raise KeyError(f"the entry covers {list(entry.segments or self.segments)}, not {segment!r}")
+        raise KeyError(f"the entry covers {list(covers)}, not {segment!r}")
 
     def size_of(self, segments: Sequence[str] | None) -> int:
         """The number of parameters of an entry that covers these top-level segments."""
@@ -240,13 +242,15 @@ def _check_parameters(module: nn.Module) -> None:
         if p.numel() and p.device.type != "meta":
             extent = 1 + sum((n - 1) * s for n, s in zip(p.shape, p.stride(), strict=True))
             spans.append((p.data_ptr(), p.data_ptr() + extent * p.element_size(), name, p.requires_grad))
-    spans.sort()
-    for (_, end, one, trains), (begin, _, other, too) in zip(spans, spans[1:], strict=False):
-        if begin < end and (trains or too):
+    reach, last, trained = 0, "", False
+    for begin, end, name, trains in sorted(spans):
+        if begin < reach and (trains or trained):
             raise ValueError(
-                f"parameters {one!r} and {other!r} share memory but are two parameters, so training would part "
+                f"parameters {last!r} and {name!r} share memory but are two parameters, so training would part "
                 f"them; tie them by using one nn.Parameter in both places"
             )
+        if end > reach:
+            reach, last, trained = end, name, trains
 
 
 def _ordered(
@@ -364,11 +368,16 @@ def _cut(vector: Tensor, like: Sequence[Tensor]) -> Iterator[Tensor]:
 
 def frozen_modules(module: nn.Module) -> list[str]:
     """The outermost submodules that have parameters, none of them trainable (a frozen backbone)."""
+    return _frozen(module, "")[1]
+
+
+def _frozen(module: nn.Module, path: str) -> tuple[set[bool], list[str]]:
+    """Whether the parameters here and below are trainable, and the frozen modules. One pass: it runs in every fit."""
+    trainable = {p.requires_grad for p in module._parameters.values() if p is not None}
     found: list[str] = []
-    for name, sub in module.named_modules():
-        if found and is_under(name, found[-1]):
-            continue
-        trainable = [p.requires_grad for p in sub.parameters()]
-        if trainable and not any(trainable):
-            found.append(name)
-    return found
+    for name, child in module._modules.items():
+        if child is not None:
+            theirs, below = _frozen(child, f"{path}.{name}" if path else name)
+            trainable |= theirs
+            found += below
+    return trainable, [path] if trainable == {False} else found

@@ -19,6 +19,7 @@ from .messages import World
 from .methods.base import Method
 from .metrics.base import Context, Measure
 from .models.factory import build_models, resolve_model
+from .participation import Selection
 from .streams.base import Stream
 
 METHOD_PARTS = ("mean", "server")
@@ -80,7 +81,6 @@ def resolve_config(raw: Mapping[str, Any]) -> Config:
     for name in config.evaluate.measures:
         registry.find("measure", name)
     find_device(config.execution.device)
-    _check_participation(config)
     return config.model_copy(
         update={
             "data": registry.resolve("data", config.data),
@@ -102,21 +102,6 @@ def _names(error: pydantic.ValidationError) -> list[str]:
     return list(model.model_fields)
 
 
-def _check_participation(config: Config) -> None:
-    settings = config.participation
-    clients = config.stream.get("clients")
-    if not isinstance(clients, int):
-        return
-    if settings.count is not None and settings.count > clients and not settings.probabilities:
-        raise ConfigError(
-            f"participation.count: {settings.count} clients a round, but stream.clients is {clients}; lower the one or raise the other"
-        )
-    if isinstance(settings.probabilities, list) and len(settings.probabilities) != clients:
-        raise ConfigError(
-            f"participation.probabilities: one number per client; got {len(settings.probabilities)} for {clients} clients"
-        )
-
-
 @dataclass(frozen=True)
 class Setup:
     """The parts of one run. Nothing in here changes while it runs."""
@@ -127,6 +112,7 @@ class Setup:
     world: World
     method: Method
     measures: Mapping[str, Measure]
+    selection: Selection
 
 
 def build_stream(config: Config, dataset: Dataset) -> Stream:
@@ -163,4 +149,5 @@ def assemble(config: Config, dataset: Dataset | None = None) -> Setup:
     method = registry.build("method", own, world, learner, *parts)
     context = Context(world, stream, method, config.evaluate, method.warmup)
     measures = {name: registry.build("measure", {"kind": name}, context) for name in config.evaluate.measures}
-    return Setup(config, dataset, stream, world, method, measures)
+    selection = Selection(config.participation, stream.clients, lambda c: len(stream.holding(c, 1).train))
+    return Setup(config, dataset, stream, world, method, measures, selection)

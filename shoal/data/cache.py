@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from shoal.errors import DataError
 
 from .source import Decoded, digest
 
@@ -59,61 +62,66 @@ def cached(
 def _key(files: Sequence[Path], settings: Mapping[str, Any]) -> str:
     key = hashlib.sha256(json.dumps([FORMAT, settings], sort_keys=True).encode())
     for path in files:
-        with path.open("rb") as file:
-            key.update(hashlib.file_digest(file, "sha256").digest())
+        try:
+            with path.open("rb") as file:
+                key.update(hashlib.file_digest(file, "sha256").digest())
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error}") from None
     return key.hexdigest()[:32]
 
 
 def _read(folder: Path) -> Decoded | None:
     """The rows of an entry; ``None`` if there is none or anything about it is wrong."""
-    try:
-        meta = json.loads((folder / "meta.json").read_text("utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        log.info("cache %s cannot be read, decoding again: %s", folder, error)
+    if not (folder / "meta.json").exists():
         return None
     try:
-        # "c" maps copy-on-write: what torch wants of a tensor's memory, while the file is never written.
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in meta["digests"]}
-        wrong = [name for name, array in arrays.items() if digest(array) != meta["digests"][name]]
-        if wrong:
-            raise ValueError(f"{wrong} do not have the hash that was written down")
-        columns = {
-            column: (_plain(arrays[f"column-{i}"]), tuple(names))
-            for i, (column, names) in enumerate(meta["columns"])
-        }
-        return Decoded(
-            _plain(arrays["features"]),
-            _plain(arrays["labels"]),
-            tuple(meta["classes"]),
-            columns,
-            meta["train_rows"],
-            meta["peak"],
-            meta["digests"],
-        )
-    except (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError) as error:
+        return _checked(folder)
+    except Exception as error:  # whatever a damaged file makes of numpy's or json's parser
         log.info("cache %s is damaged, decoding again: %s", folder, error)
         return None
 
 
-def _plain(array: np.ndarray) -> np.ndarray:
-    return array.view(np.ndarray)
+def _checked(folder: Path) -> Decoded:
+    written = json.loads((folder / "meta.json").read_text("utf-8"))
+    meta = json.loads(written["content"])
+    if written["sha256"] != _text_digest(written["content"]):
+        raise ValueError("meta.json does not have its own hash")
+    # "c" maps copy-on-write: what torch wants of a tensor's memory, while the file is never written.
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in meta["digests"]}
+    wrong = [name for name, array in arrays.items() if digest(array) != meta["digests"][name]]
+    if wrong:
+        raise ValueError(f"{wrong} do not have the hash that was written down")
+    columns = {column: (arrays[f"column-{i}"], tuple(names)) for i, (column, names) in enumerate(meta["columns"])}
+    return Decoded(
+        arrays["features"],
+        arrays["labels"],
+        tuple(meta["classes"]),
+        columns,
+        meta["train_rows"],
+        meta["peak"],
+        meta["digests"],
+    )
+
+
+def _text_digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _write(folder: Path, rows: Decoded) -> None:
     """Writes an entry; the file that makes it valid comes last, and each appears at once or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, array in rows.arrays().items():
-        _replace(folder / f"{name}.npy", lambda file, array=array: np.save(file, array, allow_pickle=False))
-    meta = {
+        _replace(folder / f"{name}.npy", functools.partial(np.save, arr=array, allow_pickle=False))
+    content = {
         "digests": dict(rows.digests),
         "classes": rows.classes,
         "columns": [(column, names) for column, (_, names) in rows.columns.items()],
         "train_rows": rows.train_rows,
         "peak": rows.peak,
     }
-    _replace(folder / "meta.json", lambda file: file.write(json.dumps(meta).encode()))
+    text = json.dumps(content)
+    meta = json.dumps({"content": text, "sha256": _text_digest(text)}).encode()
+    _replace(folder / "meta.json", lambda file: file.write(meta))
 
 
 def _replace(path: Path, write: Callable[[Any], object]) -> None:

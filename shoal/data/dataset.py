@@ -86,7 +86,9 @@ class Dataset:
             if name not in TRANSFORM_NAMES:
                 raise ConfigError(f"no transform is called {name!r}; {nearest(name, TRANSFORM_NAMES)}")
             if name != "identity" and not self.is_image:
-                raise ConfigError(f"transform {name!r} needs images; {self.name} has tables of {self.shape[0]} features")
+                raise ConfigError(
+                    f"transform {name!r} needs images; {self.name} has tables of {self.shape[0]} features"
+                )
             if name in ("rotate90", "rotate270") and self.features.shape[1] != self.features.shape[2]:
                 _, height, width = self.shape
                 raise ConfigError(

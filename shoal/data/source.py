@@ -24,8 +24,8 @@ Normalize = Literal["channel", "half", "unit"]
 """``channel``: mean 0 and standard deviation 1 over the training rows, per channel or feature; ``unit``: divided by
 the largest value; ``half``: that, less 0.5, times 2."""
 
-Share = Annotated[int, pydantic.Field(ge=1)] | Annotated[float, pydantic.Field(gt=0, lt=1)]
-"""Test rows to hold out where the source has no split: a whole number of rows, or a share below 1."""
+Amount = Annotated[int | float, pydantic.Field(gt=0)]
+"""Test rows to hold out where the source has no split: a share below 1, or a whole number of rows from 1 on."""
 
 Limit = Annotated[int, pydantic.Field(ge=1)] | None
 """How many rows to keep: the first of a seeded shuffle. ``null`` keeps all."""
@@ -108,7 +108,8 @@ def assemble(
     if n == 0 or rows.train_rows == 0:
         raise DataError(f"{name}: there is no training row")
     if test_by is not None and test_by not in rows.columns:
-        raise ConfigError(f"data.test_by: no column {test_by!r}; {nearest(test_by, rows.columns) if rows.columns else 'list it in data.columns'}")
+        hint = nearest(test_by, rows.columns) if rows.columns else "name it in data.columns"
+        raise ConfigError(f"data.test_by: {name} has no column {test_by!r}; {hint}")
     if rows.train_rows is None:
         by = None if test_by is None else rows.columns[test_by][0]
         codes = [codes for codes, _ in rows.columns.values()]
@@ -197,34 +198,47 @@ def _moments(features: Array, rows: Array) -> tuple[Array, Array]:
     return np.asarray(mean), np.sqrt(squares / len(rows))
 
 
-def class_codes(values: Sequence[Any] | Array, what: str, names: Sequence[str] | None = None) -> tuple[Array, tuple[str, ...]]:
+def class_codes(
+    values: Sequence[Any] | Array, what: str, names: Sequence[str] | None = None
+) -> tuple[Array, tuple[str, ...]]:
     """Labels or a grouping column as dense codes and original names; ``names`` are those that the source gives.
 
-    Raises `DataError` for labels that are neither integers nor strings, and for a code outside the names.
+    Raises `DataError` for values that are neither integers nor strings, and for a code outside the names.
     """
-    given = np.asarray(values)
-    if given.dtype == object:
-        kinds = {type(v) for v in given.tolist()}
-        if any(v is None for v in given.tolist()):
-            raise DataError(f"{what}: {sum(v is None for v in given.tolist())} rows have no value; drop or fill them")
-        if kinds == {str}:
-            given = given.astype(np.str_)
-        elif kinds <= {int, bool}:
-            given = given.astype(np.int64)
-        else:
-            raise DataError(f"{what}: needs integers or strings, one kind; got {sorted(k.__name__ for k in kinds)}")
+    given = _uniform(values, what)
     if given.ndim != 1:
-        raise DataError(f"{what}: needs one value per row; got the shape {given.shape}" + (" (one-hot? use argmax)" if given.ndim == 2 else ""))
+        hint = "; one-hot rows become labels with argmax(1)" if given.ndim == 2 else ""
+        raise DataError(f"{what}: needs one value per row; got the shape {given.shape}{hint}")
     if given.dtype.kind == "b":
         given = given.astype(np.int64)
-    if given.dtype.kind not in "iuUT":
-        raise DataError(f"{what}: needs integers or strings; got {given.dtype} (such as {given[:3].tolist()}); convert it, for example with .astype(int)")
-    if names is not None and given.dtype.kind in "iu":
-        outside = given[(given < 0) | (given >= len(names))]
-        if len(outside):
-            raise DataError(
-                f"{what}: {len(outside)} rows have codes outside the {len(names)} names of the source, such as "
-                f"{int(outside[0])} (-1 often marks rows without a label); leave them out"
-            )
-        return given.astype(np.int64), tuple(names)
-    return encode(given)
+    if given.dtype.kind not in "iuU":
+        raise DataError(
+            f"{what}: needs integers or strings; got {given.dtype}, such as {given[:3].tolist()}; convert them, "
+            f"for example with astype(int)"
+        )
+    if names is None or given.dtype.kind == "U":
+        return encode(given)
+    outside = given[(given < 0) | (given >= len(names))]
+    if len(outside):
+        raise DataError(
+            f"{what}: {len(outside)} rows have codes outside the {len(names)} names that the source gives, such as "
+            f"{int(outside[0])} (-1 often marks rows without a label); leave those rows out"
+        )
+    return given.astype(np.int64), tuple(names)
+
+
+def _uniform(values: Sequence[Any] | Array, what: str) -> Array:
+    """An array of one kind; numpy alone would turn ``[1, "a"]`` into strings without a word."""
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values
+    plain = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    missing = sum(value is None for value in plain)
+    if missing:
+        raise DataError(f"{what}: {missing} of {len(plain)} rows have no value; fill them in or leave them out")
+    kinds = {str if isinstance(v, str) else int if isinstance(v, int | np.integer) else type(v) for v in plain}
+    if len(kinds) > 1:
+        raise DataError(f"{what}: needs values of one kind; got {sorted(kind.__name__ for kind in kinds)}")
+    try:
+        return np.asarray(plain)
+    except ValueError as error:
+        raise DataError(f"{what}: needs one value per row: {error}") from None

@@ -23,8 +23,8 @@ def shares(weights: Array, total: int, room: Array, rng: np.random.Generator) ->
 
     Equal remainders are ranked at random. Needs ``total <= room.sum()``.
     """
-    exact = weights * (total / max(weights.sum(), 1))
-    taken = np.minimum(np.floor(exact).astype(np.int64), room)
+    exact: Array = weights * (total / max(weights.sum(), 1))
+    taken: Array = np.minimum(np.floor(exact).astype(np.int64), room)
     rank = np.lexsort((rng.random(len(weights)), -(exact - np.floor(exact))))
     while (missing := total - int(taken.sum())) > 0:
         open_ = rank[taken[rank] < room[rank]]
@@ -55,23 +55,23 @@ def stratified(groups: Array, count: int, rng: np.random.Generator, keep: Array 
 
 
 def hold_out(
-    labels: Array, columns: Sequence[Array], amount: float, seed_rng: np.random.Generator, by: Array | None = None
+    labels: Array, columns: Sequence[Array], amount: float, rng: np.random.Generator, by: Array | None = None
 ) -> Array:
     """The test rows of a source without a split: sorted positions, stratified by label and columns.
 
     ``amount`` below 1 is a share of the rows, from 1 on a number of rows; with ``by`` (codes) it holds for each of
     its groups. One row of every class, drawn at random, always stays for training. Raises `DataError`.
     """
-    if not amount > 0 or (amount >= 1 and amount != int(amount)) or not np.isfinite(amount):
-        raise DataError(f"test: a share between 0 and 1 or a whole number of rows; got {amount}")
-    order = seed_rng.permutation(len(labels))
+    if not 0 < amount < np.inf or (amount >= 1 and amount != int(amount)):
+        raise DataError(f"test: a share between 0 and 1, or a whole number of rows; got {amount}")
+    order = rng.permutation(len(labels))
     kept = order[np.unique(labels[order], return_index=True)[1]]
     groups = strata(labels, *columns)
+    by = np.zeros(len(labels), dtype=np.int64) if by is None else by
     chosen = []
-    for group in range(int(by.max()) + 1) if by is not None and len(by) else [None]:
-        members = np.arange(len(labels)) if group is None or by is None else np.flatnonzero(by == group)
-        if len(members):
-            count = max(1, round(amount * len(members))) if amount < 1 else int(amount)
-            keep = np.flatnonzero(np.isin(members, kept))
-            chosen.append(members[stratified(strata(groups[members]), count, seed_rng, keep)])
+    for group in np.unique(by):
+        members = np.flatnonzero(by == group)
+        count = max(1, round(amount * len(members))) if amount < 1 else int(amount)
+        keep = np.flatnonzero(np.isin(members, kept))
+        chosen.append(members[stratified(strata(groups[members]), count, rng, keep)])
     return np.sort(np.concatenate(chosen))

@@ -37,6 +37,7 @@ class Workspace:
         self.vector = torch.zeros(model.space.size, device=device)
         self.gradient = torch.zeros(model.space.size, device=device)
         model.space.bind(self.module, self.vector, self.gradient)
+        self.defaults = model.buffers.read(self.module)
         self.dropouts = [m for m in self.module.modules() if isinstance(m, Dropout)]
 
     @contextlib.contextmanager
@@ -48,7 +49,8 @@ class Workspace:
                 f"got a vector of shape {tuple(served.vector.shape)}"
             )
         self.vector.copy_(served.vector)
-        self.model.buffers.write(self.module, served.buffers)
+        # A model that brings no buffers starts from fresh ones, never from the last client's.
+        self.model.buffers.write(self.module, self.defaults if served.buffers.empty else served.buffers)
         set_mode(self.module, training)
         with place_constants(self.module, served.constants):
             yield self.module
@@ -212,11 +214,12 @@ class Kernel:
             self._by_batch(work, request, result)
         else:
             raise ValueError(f"Gradient.per is 'batch' or 'row'; got {request.per!r}")
-        return result.div_(n).cpu()
+        return result.cpu()
 
     def _by_batch(self, work: Workspace, request: Gradient, result: Tensor) -> None:
         loss = loss_of(request.loss)
         batches = _Batches(self.dataset, request.rows)
+        seen = 0
         for dropout in work.dropouts:
             dropout.rng = None
         with work.holding(request.at, training=True) as module:
@@ -229,6 +232,8 @@ class Kernel:
                     value = loss(module, inputs(x), y, **request.loss_args)
                 value.backward()  # type: ignore[no-untyped-call]
                 result.add_(work.gradient.pow(request.power), alpha=len(y))
+                seen += len(y)
+        result.div_(max(1, seen))
 
     def _by_row(self, work: Workspace, request: Gradient, result: Tensor) -> None:
         space = work.model.space
@@ -248,6 +253,7 @@ class Kernel:
                 x, y = batches.range(begin, begin + chunk)
                 gradients = each(work.vector.clone(), inputs(x), y)
                 result.add_(gradients.pow(request.power).sum(0))
+        result.div_(len(request.rows))
 
 
 class SimulatedCrash(RuntimeError):

@@ -91,7 +91,7 @@ class Method:
         for entry in entries:
             for segment in entry.segments or ():
                 parts[segment] = space.part(entry, segment)
-        buffers = next((e.buffers for e in entries if e.buffers != Buffers()), Buffers())
+        buffers = next((e.buffers for e in entries if not e.buffers.empty), Buffers())
         return Served(entries[0].model, space.join(parts), buffers)
 
     def report(self, served: Served, client: Client) -> Generator[Request, Any, dict[str, float]]:

@@ -38,9 +38,7 @@ class _Group:
 class _Mark:
     """One target in one round: its groups, with what an earlier round already measured of them."""
 
-    def __init__(
-        self, target: Target, groups: Sequence[tuple[Key, ...]], bank: Bank, old: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, target: Target, groups: Sequence[tuple[Key, ...]], bank: Bank, old: Mapping[str, Any]) -> None:
         self.target = target
         known: dict[tuple[Any, ...], _Group] = {}
         if old.get("stamp") == target.stamp:
@@ -149,15 +147,11 @@ class Accuracy(Measure):
 
         open_choices = [(mark, mark.choosing) for mark in marks if mark.choosing]
         if open_choices:
-            pairs = [
-                ([model(group) for group in groups], mark.target.validation) for mark, groups in open_choices
-            ]
+            pairs = [([model(group) for group in groups], mark.target.validation) for mark, groups in open_choices]
             for (_, groups), scores in zip(open_choices, seen.score(pairs), strict=True):
                 for group, score in zip(groups, scores, strict=True):
                     group.validation = [finite(score.loss)]
-        open_tests = [
-            (mark, mark.chosen) for mark in marks if mark.chosen is not None and not mark.chosen.test
-        ]
+        open_tests = [(mark, mark.chosen) for mark in marks if mark.chosen is not None and not mark.chosen.test]
         tests = [(mark.target.test, group) for mark, group in open_tests if group is not None]
         if tests:
             results = seen.score([([model(group)], rows) for rows, group in tests])
@@ -179,9 +173,7 @@ class Accuracy(Measure):
         rows = [float(len(mark.target.test)) for mark in marks]
         count = sum(1 for accuracy in accuracies if accuracy is not None)
         for weighting, value in (("targets", mean(accuracies)), ("rows", mean(accuracies, rows))):
-            lines.append(
-                {"metric": "mean_accuracy", "value": value, "weighting": weighting, "targets": count}
-            )
+            lines.append({"metric": "mean_accuracy", "value": value, "weighting": weighting, "targets": count})
         return lines
 
     @staticmethod
@@ -204,18 +196,12 @@ class Accuracy(Measure):
         return {
             "acc": None if last is None else plain[last],
             "acc_weighted": next(
-                (
-                    x["value"]
-                    for x in final
-                    if x.get("metric") == "mean_accuracy" and x.get("weighting") == "rows"
-                ),
+                (x["value"] for x in final if x.get("metric") == "mean_accuracy" and x.get("weighting") == "rows"),
                 None,
             ),
             "acc_last5": mean(value for round, value in plain.items() if round > end - TAIL),
             "loss": mean(line["value"] for line in final if line.get("metric") == "loss"),
-            "accuracy_by_target": {
-                _name(line): line["value"] for line in final if line.get("metric") == "accuracy"
-            },
+            "accuracy_by_target": {_name(line): line["value"] for line in final if line.get("metric") == "accuracy"},
         }
 
 

@@ -53,9 +53,7 @@ class ClientDrift(Measure):
                 values = [_of_client(own, what, over) for own in fits.values()]
                 known = [value for value in values if value is not None]
                 if known:
-                    lines.append(
-                        {"metric": metric, "value": mean(known), "over": over, "clients": len(known)}
-                    )
+                    lines.append({"metric": metric, "value": mean(known), "over": over, "clients": len(known)})
         return lines, memory
 
     @staticmethod
@@ -69,8 +67,5 @@ class ClientDrift(Measure):
         for line in lines:
             if line.get("metric") in _METRICS.values() and line["round"] > 0:
                 found.setdefault((line["metric"], line["over"]), []).append(line["value"])
-        by = {
-            what: {over: mean(found.get((metric, over), [])) for over in _OVER}
-            for what, metric in _METRICS.items()
-        }
+        by = {what: {over: mean(found.get((metric, over), [])) for over in _OVER} for what, metric in _METRICS.items()}
         return {"client_drift": by["squared"]["all"], "client_drift_by": by}

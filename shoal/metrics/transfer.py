@@ -56,9 +56,7 @@ def phase_of(round: int, boundaries: Sequence[int]) -> int:
     return sum(1 for last in boundaries if round > last)
 
 
-def first_trained(
-    trained: Mapping[int, Collection[int]], boundaries: Sequence[int]
-) -> dict[int, dict[int, int]]:
+def first_trained(trained: Mapping[int, Collection[int]], boundaries: Sequence[int]) -> dict[int, dict[int, int]]:
     """From the rounds in which each task was trained to the first one in each phase."""
     firsts: dict[int, dict[int, int]] = {}
     for task, rounds in trained.items():

@@ -48,6 +48,10 @@ class Model:
         self._template = self._seeded(generator(seed, "template", name))
         if like is not None:
             _take_constants(self._template, like._template)
+        for parameter in self._template.parameters():
+            # Once and here: workers share the frozen weights, and none may change their layout under another.
+            if parameter.dim() == 4 and not parameter.requires_grad:
+                parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         self.space = ParameterSpace(self._template, groups)
         if self.space.size == 0:
             raise ValueError(f"model {name!r} has no trainable parameter; is everything frozen?")

@@ -29,7 +29,7 @@ def cnn(
     in a log-softmax, which is part of the loss here. Initialisation: torch's.
 
     Pooling comes before the rectifier: the maximum of rectified numbers is the rectified maximum, so values and
-    gradients are those of the usual order, with a quarter of the work.
+    gradients are those of the usual order, and the rectifier has a quarter of the numbers.
 
     Raises ``ValueError`` for images below 16x16 (stride 1; 50x50 for stride 3).
     """

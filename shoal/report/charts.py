@@ -30,7 +30,7 @@ class Chart(NamedTuple):
 
 
 class Key(NamedTuple):
-    """One item of a legend: what it switches (``group``), its name, and its look."""
+    """One item of a legend: the lines that it switches (``group``; empty: none), its name, and its look."""
 
     group: str
     label: str
@@ -74,19 +74,31 @@ def lines(
         edges += [_short(m - s) for m, s in zip(reversed(mean), reversed(sd), strict=True)]
         traces.append(
             go.Scatter(
-                x=rounds + rounds[::-1], y=edges, fill="toself", fillcolor=f"var(--band-{place % SERIES + 1})",
-                line={"width": 0}, mode="lines", hoverinfo="skip", legendgroup=group, showlegend=False,
-            )  # fmt: skip
+                x=rounds + rounds[::-1],
+                y=edges,
+                fill="toself",
+                fillcolor=f"var(--band-{place % SERIES + 1})",
+                line={"width": 0},
+                mode="lines",
+                hoverinfo="skip",
+                legendgroup=group,
+                showlegend=False,
+            )
         )
     more = f" ± %{{customdata:{digits}}}" if any(sd) else ""
     traces.append(
         go.Scatter(
-            x=rounds, y=mean, name=plain(name), legendgroup=group, showlegend=False,
+            x=rounds,
+            y=mean,
+            name=plain(name),
+            legendgroup=group,
+            showlegend=False,
             customdata=sd if any(sd) else None,
-            mode="lines+markers" if len(rounds) <= 60 else "lines", marker={"size": 4, "color": colour(place)},
+            mode="lines+markers" if len(rounds) <= 60 else "lines",
+            marker={"size": 4, "color": colour(place)},
             line={"color": colour(place), "width": 2, "dash": dashed or dash(place)},
             hovertemplate=f"%{{y:{digits}}}{more}",
-        )  # fmt: skip
+        )
     )
     return traces
 
@@ -134,14 +146,18 @@ def figure(
 
 def group(charts: Sequence[Chart], legend: Sequence[Key] = ()) -> str:
     """Charts that belong together, under one legend, as many side by side as the page is wide."""
-    keys = "".join(
-        f'<button type="button" aria-pressed="true" data-group="{esc(key.group)}">'
-        f'<span class="swatch {key.shape} {dash(key.place)}" style="--c:{colour(key.place)}"></span>'
-        f"{esc(key.label)}</button>"
-        for key in legend
+    keys = "".join(_key(key) for key in legend)
+    legend_html = f'<div class="legend" role="group" aria-label="Legend">{keys}</div>' if keys else ""
+    return (
+        f'<div class="charts">{legend_html}<div class="grid">{"".join(_frame(chart) for chart in charts)}</div></div>'
     )
-    legend_html = f'<div class="legend" role="group" aria-label="Legend: show or hide">{keys}</div>' if keys else ""
-    return f'<div class="charts">{legend_html}<div class="grid">{"".join(_frame(chart) for chart in charts)}</div></div>'
+
+
+def _key(key: Key) -> str:
+    swatch = f'<span class="swatch {key.shape} {dash(key.place)}" style="--c:{colour(key.place)}"></span>'
+    if not key.group:
+        return f'<span class="item">{swatch}{esc(key.label)}</span>'
+    return f'<button type="button" aria-pressed="true" data-group="{esc(key.group)}">{swatch}{esc(key.label)}</button>'
 
 
 def _frame(chart: Chart) -> str:

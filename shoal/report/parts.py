@@ -63,7 +63,7 @@ def _cell(value: object, column: int, text_columns: Sequence[int]) -> str:
     text = esc(value)
     if column not in text_columns:
         # A real minus sign in numbers; the hyphen alone stands for "no number".
-        text = text.replace("-", "−") if len(text) > 1 else "–"
+        text = text.replace("-", "\N{MINUS SIGN}") if len(text) > 1 else text
     return text
 
 

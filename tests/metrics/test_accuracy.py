@@ -96,7 +96,10 @@ def test_a_key_that_is_born_again_is_not_taken_for_the_old_one():
     assert [line["value"] for line in of_metric(lines, "accuracy")] == [0.5, 0.6]
 
 
-def choice(validation_losses, validation=rows(50, 4)):
+VALIDATION = rows(50, 4)
+
+
+def choice(validation_losses, validation=VALIDATION):
     """One target and the concepts 1, 2, ...: validation loss as given, test accuracy n / 10."""
     names = [f"concept/{n}" for n in range(1, len(validation_losses) + 1)]
     stream = FakeStream([target(rows(10, 5), validation, concept="c")])
@@ -255,7 +258,9 @@ def test_due_rounds_of_bwt_f():
 def test_bwt_f_never_switches_measuring_on():
     stream = FakeStream([], tasks=1, boundaries=(2,))
     tasks = {r: {0: 0} for r in range(1, 9)}
-    assert measured_rounds(Accuracy(context(stream, every=0, rounds=8)), 8, tasks) == []
+    measure = Accuracy(context(stream, every=0, rounds=8))
+    assert measured_rounds(measure, 8, tasks) == []
+    assert not any(measure.due(r, {}) for r in range(1, 9))
 
 
 def test_a_task_may_be_known_from_the_truth_alone():
@@ -280,8 +285,8 @@ def mean_line(round, value, weighting="targets"):
 
 
 def test_the_last_five_rounds():
-    # Rounds 1 to 9, of which 2, 5, 8 and 9 were measured: the last five are 5 to 9.
-    lines = [mean_line(r, r / 10) for r in (2, 5, 8, 9)] + [mean_line(9, 0.1, "rows")]
+    # Rounds 1 to 9, of which 2, 4, 5, 8 and 9 were measured: the last five are 5 to 9.
+    lines = [mean_line(r, r / 10) for r in (2, 4, 5, 8, 9)] + [mean_line(9, 0.1, "rows")]
     lines += [{"round": r, "record": "round"} for r in range(1, 10)]
     summary = Accuracy.summarise(lines)
     assert summary["acc"] == 0.9

@@ -1,0 +1,50 @@
+"""The 1,797 handwritten digits that come with scikit-learn: 8x8 pixels, ten classes, no download."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .dataset import Dataset
+from .source import Amount, Decoded, Limit, Normalize, Source, assemble, encode
+
+
+class Digits(Source):
+    """scikit-learn's bundled digits, uint8 values 0..16 (`Dataset.peak` is 16).
+
+    The source has no split: ``test`` rows (a share, or a number) are held out, stratified by class and drawn with
+    ``split_seed``. By default the values are divided by 16.
+
+    Source: the test part of UCI's "Optical Recognition of Handwritten Digits", E. Alpaydin and C. Kaynak, 1998.
+    """
+
+    def __init__(
+        self,
+        *,
+        test: Amount = 0.2,
+        split_seed: int = 0,
+        normalize: Normalize = "unit",
+        limit: Limit = None,
+        limit_test: Limit = None,
+    ) -> None:
+        self.test = test
+        self.split_seed = split_seed
+        self.normalize = normalize
+        self.limit = limit
+        self.limit_test = limit_test
+
+    def load(self) -> Dataset:
+        """The digits. Reads a file inside the scikit-learn package."""
+        from sklearn.datasets import load_digits  # here, because it takes longer to import than all of Shoal
+
+        bunch = load_digits()
+        labels, classes = encode(bunch.target)
+        rows = Decoded(bunch.images.astype(np.uint8)[..., None], labels, classes, peak=16.0)
+        return assemble(
+            rows,
+            "digits",
+            self.normalize,
+            test=self.test,
+            split_seed=self.split_seed,
+            limit=self.limit,
+            limit_test=self.limit_test,
+        )

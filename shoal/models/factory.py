@@ -1,0 +1,135 @@
+"""From the ``model`` settings of a configuration to the architectures of a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pydantic
+import torch
+from torch import nn
+
+from .. import registry
+from ..errors import ConfigError, nearest
+from ..parameters import is_under
+from .base import Model, Shape, set_mode
+from .own import GIVEN, build_own, is_own, parameters_of, resolve_own
+
+
+class _Common(pydantic.BaseModel):
+    """Settings that every kind of model has.
+
+    ``segments``: names of parameters, or prefixes of them, by segment (default: ``features`` and
+    ``classifier``). ``freeze``: prefixes of parameters that are constants: never trained, never sent.
+    """
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    segments: dict[str, list[str]] | None = None
+    freeze: list[str] = []
+
+
+COMMON = tuple(_Common.model_fields)
+
+
+def resolve_model(settings: Mapping[str, Any] | str) -> dict[str, Any]:
+    """The complete ``model`` settings with every default filled in, checked; a mapping with ``kind``, or a kind.
+
+    The settings of an own module (``kind: my_module:Net``) are all its named parameters except ``shape`` and
+    ``outputs``; those without an annotation are not checked, and defaults that JSON cannot say are left to the
+    module. Raises `ConfigError`.
+    """
+    given = {"kind": settings} if isinstance(settings, str) else settings
+    if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
+        return registry.resolve("model", given)  # raises
+    try:
+        common = _Common(**{name: given[name] for name in COMMON if name in given})
+    except pydantic.ValidationError as error:
+        raise registry.explain(error, "model", COMMON) from None
+    target = registry.find("model", given["kind"])
+    if is_own(target):
+        own = {name: value for name, value in given.items() if name not in COMMON}
+        resolved = resolve_own(target, own, COMMON)
+    else:
+        resolved = registry.resolve("model", given, extra=COMMON)
+    return {**resolved, **common.model_dump(mode="json")}
+
+
+def build_models(
+    settings: Mapping[str, Any], shape: Shape, outputs: int, task_outputs: Sequence[int], seed: int
+) -> tuple[dict[str, Model], tuple[str, ...]]:
+    """The models by name, and the name of each task's model, from resolved settings.
+
+    ``"main"`` has ``outputs`` outputs; with ``task_outputs`` (one number per task) it has the most common of
+    them (the largest of several), and each other size makes a model of its own, such as ``"main-3"``. Frozen
+    parameters are the same in all. Every model is tried on two rows of this shape.
+
+    Raises `ConfigError` for a module that does not fit: inputs, outputs, prefixes, or random numbers from
+    torch's global generator.
+    """
+    counts = Counter(task_outputs)
+    sizes = sorted(counts, key=lambda size: (counts[size], size), reverse=True) or [outputs]
+    if min(sizes) < 1:
+        raise ConfigError(f"model: a head needs at least one output; got {min(sizes)}")
+    names = {size: f"main-{size}" if i else "main" for i, size in enumerate(sizes)}
+    models: dict[str, Model] = {}
+    for size, name in names.items():
+        try:
+            make = _maker(settings, shape, size)
+            models[name] = Model(name, make, settings.get("segments"), seed, models.get("main"))
+        except ValueError as error:
+            raise ConfigError(f"model: {error}") from error
+        _try(models[name], settings["kind"], shape, size)
+    return models, tuple(names[size] for size in task_outputs)
+
+
+def _maker(settings: Mapping[str, Any], shape: Shape, outputs: int) -> Callable[[], nn.Module]:
+    kind = settings["kind"]
+    target = registry.find("model", kind)
+    own = {name: value for name, value in settings.items() if name not in COMMON}
+    takes = parameters_of(target)
+    given = {name: value for name, value in zip(GIVEN, (tuple(shape), outputs), strict=True) if name in takes}
+
+    def make() -> nn.Module:
+        module = build_own(target, own, given) if is_own(target) else registry.build("model", own, **given)
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"model.kind: {kind!r} gives a {type(module).__name__}, not a torch.nn.Module")
+        _freeze(module, settings.get("freeze", ()))
+        return module
+
+    return make
+
+
+def _freeze(module: nn.Module, prefixes: Sequence[str]) -> None:
+    named = list(module.named_parameters(remove_duplicate=False))
+    for prefix in prefixes:
+        below = [parameter for name, parameter in named if is_under(name, prefix)]
+        if not below:
+            known = {name.rpartition(".")[0] for name, _ in named} | {name for name, _ in named}
+            raise ConfigError(f"model.freeze: no parameter lies under {prefix!r}; {nearest(prefix, known - {''})}")
+        for parameter in below:
+            parameter.requires_grad_(False)
+
+
+def _try(model: Model, kind: str, shape: Shape, outputs: int) -> None:
+    """Runs two rows forward: a module that does not fit fails here, with a reason, and not in every client."""
+    module = model.build()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        before = torch.get_rng_state()
+        set_mode(module, True)
+        try:
+            answer = module(torch.zeros(2, *shape))
+        except Exception as error:
+            raise ConfigError(f"model: {kind} fails on inputs of shape {(2, *shape)}: {error}") from error
+        drew = not torch.equal(before, torch.get_rng_state())
+    if drew:
+        raise ConfigError(
+            f"model: {kind} reads torch's global random generator while training, so results would depend on the "
+            f"number of workers; use nn.Dropout layers, or shoal.models.Dropout (their masks are reproducible)"
+        )
+    if isinstance(answer, torch.Tensor) and answer.shape != (2, outputs):
+        raise ConfigError(
+            f"model: {kind} gives outputs of shape {tuple(answer.shape)} for 2 rows; the stream needs "
+            f"(2, {outputs}). A parameter named 'outputs' is given the number; otherwise set it to {outputs}"
+        )

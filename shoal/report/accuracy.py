@@ -1,0 +1,139 @@
+"""Accuracy over rounds: the mean over the targets by variant, every target, and where they end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .charts import Chart, Key, figure, group, lines, span
+from .load import Runs
+from .numbers import written
+from .parts import Section, note, paragraph, table
+from .series import Spread, Target, by_target, mean_curve, over_seeds, quantile, title_of
+
+MANY = 10
+"""With more targets than this (a hundred clients, say) their range is drawn instead of every one."""
+LISTED = 60
+"""How many targets the table lists."""
+
+
+def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
+    """Charts of the accuracy per target with the phase boundaries, and the final accuracy of each target."""
+    curves = {variant: [by_target(run) for run in members] for variant, members in runs.variants.items()}
+    targets = list(dict.fromkeys(t for found in curves.values() for one in found for t in one))
+    if not targets:
+        return Section("accuracy", "Accuracy", paragraph("No accuracy was measured (yet)."))
+    several = len(runs.variants) > 1
+    body = _overall(runs) if several else ""
+    body += _few(runs, curves, targets) if len(targets) <= MANY else _range(runs, curves)
+    body += note(_explain(runs))
+    body += _final(runs, curves, targets)
+    return Section("accuracy", "Accuracy over rounds", body)
+
+
+def _overall(runs: Runs) -> str:
+    traces, legend, edges = [], [], _boundaries(runs)
+    for place, (variant, members) in enumerate(runs.variants.items()):
+        mean = over_seeds(mean_curve(run) for run in members)
+        traces += lines(mean, variant, variant, place, 100, edges)
+        legend.append(Key(variant, variant, place))
+    chart = figure(traces, "accuracy (%)", boundaries=edges, height=340)
+    return group([Chart("Mean over the targets, by variant", chart, wide=True)], legend)
+
+
+def _few(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]], targets: Sequence[Target]) -> str:
+    names = _names(runs)
+    spreads = {
+        (variant, target): over_seeds(one.get(target, {}) for one in found)
+        for variant, found in curves.items()
+        for target in targets
+    }
+    edges = [100 * value for s in spreads.values() for value in (*_low(s), *_high(s))]
+    common = span(edges, 0, 100)
+    charts = []
+    for variant, members in runs.variants.items():
+        traces = []
+        for place, target in enumerate(targets):
+            title = title_of(target, names)
+            traces += lines(spreads[variant, target], title, str(place), place, 100, members[0].boundaries)
+        chart = figure(traces, "accuracy (%)", boundaries=members[0].boundaries, y_range=common)
+        charts.append(Chart(f"{_kind(targets)}: {variant}", chart, wide=runs.single))
+    legend = [Key(str(place), title_of(target, names), place) for place, target in enumerate(targets)]
+    return group(charts, legend)
+
+
+def _range(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]]) -> str:
+    """For many targets: the median, and the range from the 10th to the 90th percentile, all seeds together."""
+    charts = []
+    for place, (variant, found) in enumerate(curves.items()):
+        values: dict[int, list[float]] = {}
+        for one in found:
+            for curve in one.values():
+                for round, value in curve.items():
+                    values.setdefault(round, []).append(value)
+        traces = []
+        rounds = sorted(values)
+        for share, style in ((0.9, "dot"), (0.5, "solid"), (0.1, "dot")):
+            level = Spread(rounds, [quantile(values[r], share) for r in rounds], [0.0] * len(rounds), 1)
+            name = "median" if share == 0.5 else f"{share:.0%} of the targets are below"
+            traces += lines(level, name, name, place, 100, dashed=style)
+        edges = runs.variants[variant][0].boundaries
+        chart = figure(traces, "accuracy (%)", boundaries=edges, y_range=(0, 100))
+        charts.append(Chart(f"Range over {len(found[0])} targets: {variant}", chart, wide=runs.single))
+    return group(charts) + note(
+        "Solid: the median over the targets. Dotted: a tenth of the targets lies below the lower line, a tenth "
+        "above the upper one."
+    )
+
+
+def _explain(runs: Runs) -> str:
+    said = "Accuracy on each target's test rows."
+    if any(run.boundaries for run in runs.runs):
+        said += " Dashed vertical lines are phase boundaries: there the clients go on to their next task."
+    if any(len(members) > 1 for members in runs.variants.values()):
+        said += " Lines are means over the seeds, bands are one standard deviation to either side."
+    return said + " Tap a name to hide or show its line."
+
+
+def _final(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]], targets: Sequence[Target]) -> str:
+    names = _names(runs)
+
+    def cell(variant: str, target: Target) -> str:
+        ends = [one[target][max(one[target])] for one in curves[variant] if one.get(target)]
+        spread = over_seeds({0: value} for value in ends)
+        if not ends:
+            return "-"
+        return written("acc", spread.mean[0], spread.sd[0] if len(ends) > 1 else None, unit=False)
+
+    rows = [[title_of(target, names), *(cell(variant, target) for variant in curves)] for target in targets[:LISTED]]
+    heading = "Accuracy %" if runs.single else ""
+    result = table(
+        "Last measured accuracy of each target, in percent", ["Target", *(heading or v for v in curves)], rows
+    )
+    if len(targets) > LISTED:
+        result += note(f"The first {LISTED} of {len(targets)} targets; all are in metrics.jsonl.")
+    return result
+
+
+def _kind(targets: Sequence[Target]) -> str:
+    labels = {label for target in targets for label, _ in target}
+    return f"By {labels.pop()}" if len(labels) == 1 else "By target"
+
+
+def _names(runs: Runs) -> Sequence[str]:
+    return next((run.stream["task_names"] for run in runs.runs if run.stream.get("task_names")), ())
+
+
+def _boundaries(runs: Runs) -> tuple[int, ...]:
+    """The boundaries, where all runs have the same."""
+    found = {run.boundaries for run in runs.runs if run.lines}
+    return found.pop() if len(found) == 1 else ()
+
+
+def _low(spread: Spread) -> list[float]:
+    return [m - s for m, s in zip(spread.mean, spread.sd, strict=True) if math.isfinite(m)]
+
+
+def _high(spread: Spread) -> list[float]:
+    return [m + s for m, s in zip(spread.mean, spread.sd, strict=True) if math.isfinite(m)]

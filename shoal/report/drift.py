@@ -1,0 +1,64 @@
+"""Client drift over rounds: how far the clients' models go from the model they received."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .charts import Chart, Key, figure, group, lines
+from .load import Runs
+from .numbers import written
+from .parts import Section, note, paragraph, table
+from .series import curve, over_seeds
+
+KINDS = {
+    "client_drift": ("squared", "Squared distance"),
+    "client_drift_distance": ("distance", "Distance at the end of training"),
+    "client_drift_cosine": ("cosine", "1 - cosine at the end of training"),
+}
+SCOPES = {"all": "all parameters", "head": "the head"}
+
+
+def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
+    """One chart for each kind of distance, over all parameters and over the head."""
+    charts, legend = [], {}
+    for metric, (_, title) in KINDS.items():
+        for scope, words in SCOPES.items():
+            traces = []
+            for place, (variant, members) in enumerate(runs.variants.items()):
+                curves = [curve(run.metrics.get(metric, []), over=scope) for run in members]
+                spread = over_seeds({r: v for r, v in one.items() if r > 0} for one in curves)
+                if spread.rounds:
+                    traces += lines(spread, variant, variant, place, 1, members[0].boundaries, digits=".3g")
+                    legend[variant] = Key(variant, variant, place)
+            if traces:
+                edges = next(iter(runs.runs)).boundaries
+                drawn = figure(traces, title.lower(), boundaries=edges, from_zero=True, height=240)
+                charts.append(Chart(f"{title}, {words}", drawn))
+    if not charts:
+        return Section("drift", "Client drift", paragraph("Client drift was not measured."))
+    body = group(charts, [] if len(runs.variants) == 1 else list(legend.values()))
+    body += note(
+        "Distance between a client's model after local training and the model it received, mean over the clients "
+        "that answered. Peaks behind a dashed line are the clients turning to their new tasks."
+    )
+    return Section("drift", "Client drift", body + _table(comparison))
+
+
+def _table(comparison: Mapping[str, Any]) -> str:
+    keys = {
+        f"client_drift_by.{kind}.{scope}": f"{title.split(' at ')[0]}, {words}"
+        for kind, title in KINDS.values()
+        for scope, words in SCOPES.items()
+    }
+    variants = comparison["variants"]
+    shown = [key for key in keys if any(key in v["numbers"] for v in variants.values())]
+    if not shown:
+        return ""
+    rows = [[name, *(_cell(key, variant["numbers"]) for key in shown)] for name, variant in variants.items()]
+    return table("Client drift, mean over the rounds", ["Variant", *(keys[key] for key in shown)], rows)
+
+
+def _cell(key: str, numbers: Mapping[str, Any]) -> str:
+    found = numbers.get(key, {})
+    return written(key, found.get("mean"), found.get("sd"))

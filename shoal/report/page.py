@@ -1,0 +1,119 @@
+"""The report: one HTML file that needs nothing else, neither files nor a network.
+
+A section is a function ``(runs, comparison) -> Section`` in a file of its own; adding one is that file and one line
+in `SECTIONS`. A section with an empty body is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from plotly.offline import get_plotlyjs
+
+from ..comparison import compare_runs
+from . import (
+    accuracy,
+    configuration,
+    cost,
+    definitions,
+    drift,
+    findings,
+    problems,
+    server,
+    timeline,
+    transfer,
+)
+from .load import Runs, read
+from .parts import Section, esc
+
+SECTIONS: tuple[Callable[[Runs, Mapping[str, Any]], Section], ...] = (
+    findings.section,
+    accuracy.section,
+    transfer.section,
+    drift.section,
+    server.section,
+    timeline.section,
+    cost.section,
+    problems.section,
+    configuration.section,
+    definitions.section,
+)
+
+
+def write_report(folder: Path | str) -> Path:
+    """Writes ``report.html`` into a run's folder, or into a folder of runs, and gives its path.
+
+    Runs that are unfinished are shown as far as they have come. Raises `RunError` if there is no run.
+    """
+    folder = Path(folder)
+    text = page(read(folder))
+    path = folder / "report.html"
+    draft = path.with_suffix(".html.part")
+    draft.write_text(text, encoding="utf-8")
+    os.replace(draft, path)
+    return path
+
+
+def page(runs: Runs) -> str:
+    """The whole page as HTML."""
+    comparison = compare_runs(runs)
+    sections = [found for build in SECTIONS if (found := build(runs, comparison)).body]
+    links = "".join(f'<li><a href="#{s.id}">{esc(s.title)}</a></li>' for s in sections)
+    about = (
+        f'{_description(runs)}<p class="facts">{esc(_facts(runs))}</p><nav aria-label="Sections"><ul>{links}</ul></nav>'
+    )
+    return Template(_text("page.html")).substitute(
+        title=esc(f"{runs.name} - Shoal report"),
+        name=esc(runs.name),
+        about=about,
+        sections="\n".join(_html(section) for section in sections),
+        css=_text("page.css"),
+        js=_text("page.js"),
+        plotly=get_plotlyjs(),
+    )
+
+
+def _html(section: Section) -> str:
+    title = f'<h2 id="{section.id}-title">{esc(section.title)}</h2>'
+    return f'<section id="{section.id}" aria-labelledby="{section.id}-title">{title}{section.body}</section>'
+
+
+def _description(runs: Runs) -> str:
+    text = str(runs.config.get("description") or "").strip()
+    return f"<p>{esc(text)}</p>" if text else ""
+
+
+def _facts(runs: Runs) -> str:
+    """What was run, in one line: method, variants, seeds, rounds, clients, tasks, data."""
+    run = next((r for r in runs.runs if r.lines), runs.runs[0])
+    stream, config = run.stream, run.config
+    facts = []
+    if runs.single:
+        facts += [str(config.get("method", {}).get("kind", "")), f"seed {run.seed}"]
+    else:
+        seeds = {r.seed for r in runs.runs}
+        facts += [_many(len(runs.variants), "variant"), _many(len(seeds), "seed")]
+    if run.planned is not None:
+        facts.append(_many(run.planned, "round"))
+    if stream.get("clients"):
+        facts.append(_many(int(stream["clients"]), "client"))
+    if stream.get("tasks"):
+        order = f", {stream['order']}" if stream.get("order") else ""
+        facts.append(_many(int(stream["tasks"]), "task") + order)
+    for part in ("data", "model"):
+        if isinstance(config.get(part), Mapping) and config[part].get("kind"):
+            facts.append(f"{part} {config[part]['kind']}")
+    return " · ".join(fact for fact in facts if fact)
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _text(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ _SAFE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 def recipes() -> dict[str, Path]:
     """The recipes that come with the package, by name."""
-    folder = Path(str(resources.files("shoal") / "recipes"))
+    folder = Path(__file__).parent / "recipes"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

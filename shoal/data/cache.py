@@ -7,8 +7,8 @@ import hashlib
 import json
 import logging
 import os
+import secrets
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -125,11 +125,12 @@ def _write(folder: Path, rows: Decoded) -> None:
 
 
 def _replace(path: Path, write: Callable[[Any], object]) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    # Not tempfile, whose files nobody else may read: a cache can be shared.
+    temporary = path.with_name(f".writing-{os.getpid()}-{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             write(file)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

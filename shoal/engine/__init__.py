@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+
 from ..config import Execution
 from ..data.dataset import Dataset
 from ..models.base import Model
@@ -17,6 +19,10 @@ __all__ = ["Engine", "Serial", "Workers", "make_engine", "one_torch_thread"]
 def make_engine(execution: Execution, models: Mapping[str, Model], dataset: Dataset, loss: str) -> Engine:
     """The engine that a configuration asks for."""
     device = find_device(execution.device)
+    if device.type == "cuda":
+        # The fastest convolution may differ from run to run; the same bits are worth more.
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
     if execution.kind == "serial":
         return Serial(models, dataset, device, execution.precision, loss)
     return Workers(models, dataset, device, execution.precision, loss, workers=execution.workers)

@@ -7,6 +7,7 @@ resident one, the steps run in place, and the result is copied out.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
@@ -17,7 +18,7 @@ from ..data.dataset import Dataset, inputs
 from ..losses import Loss, loss_of
 from ..messages import Client
 from ..models.base import Dropout, Model, place_constants, set_mode
-from ..requests import Drift, Fit, FitResult, Gradient, Score, Served
+from ..requests import Drift, Fit, FitResult, Gradient, Score, Served, Term
 from .augment import augmentation
 from .plan import plan, total_steps
 from .steppers import Stepper
@@ -101,6 +102,8 @@ class Kernel:
         loss = loss_of(request.loss)
         batches = _Batches(self.dataset, request.rows)
         start = request.start.vector.to(self.device)
+        terms = [_placed(term, self.device) for term in request.terms]
+        anchor = None if request.anchor is None else request.anchor.to(self.device)
         squared: list[tuple[Tensor, Tensor]] = []
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         seen = done = 0
@@ -113,15 +116,15 @@ class Kernel:
                     x = change(x, rng)
                 x = inputs(x)
                 value = self._backward(work, module, loss, x, y, request, client, done)
-                if request.anchor is not None:
-                    self._subtract_anchor(work, module, loss, x, y, request, client, done)
+                if anchor is not None:
+                    self._subtract_anchor(work, module, anchor, loss, x, y, request, client, done)
                 for s in slices:
-                    for term in request.terms:
+                    for term in terms:
                         term.gradient(work.vector[s], work.gradient[s], s)
                 stepper.clip(work.gradient)
                 stepper.step(work.vector, work.gradient)
                 for s in slices:
-                    for term in request.terms:
+                    for term in terms:
                         term.after(work.vector[s], s, request.optimizer.lr)
                 total += value * len(y)
                 seen += len(y)
@@ -161,6 +164,7 @@ class Kernel:
         self,
         work: Workspace,
         module: nn.Module,
+        anchor: Tensor,
         loss: Loss,
         x: Tensor,
         y: Tensor,
@@ -169,10 +173,9 @@ class Kernel:
         step: int,
     ) -> None:
         """Subtracts the gradient of the same batch at the anchor; buffers stay as the step left them."""
-        assert request.anchor is not None
         vector, gradient = work.vector.clone(), work.gradient.clone()
         buffers = work.model.buffers.read(module)
-        work.vector.copy_(request.anchor)
+        work.vector.copy_(anchor)
         self._backward(work, module, loss, x, y, request, client, step)
         work.gradient.neg_().add_(gradient)
         work.vector.copy_(vector)
@@ -297,6 +300,15 @@ class _Batches:
             return self.kept[0][begin:end], self.kept[1][begin:end]
         rows = self.rows[begin:end]
         return self.dataset.batch(rows), self.dataset.wanted(rows)
+
+
+def _placed(term: Term, device: torch.device) -> Term:
+    """A term with its tensors on the device, so that they are moved once and not in every step."""
+    if device.type == "cpu" or not dataclasses.is_dataclass(term):
+        return term
+    values = {f.name: getattr(term, f.name) for f in dataclasses.fields(term)}
+    moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+    return dataclasses.replace(term, **moved)  # type: ignore[type-var,return-value]
 
 
 def _squared(vector: Tensor, start: Tensor, head: slice) -> tuple[Tensor, Tensor]:

@@ -52,10 +52,10 @@ def table(
     for row in rows:
         first, *rest = row
         cells = "".join(f"<td{kind(i)}>{_cell(value, i, text_columns)}</td>" for i, value in enumerate(rest, 1))
-        body.append(f'<tr><th scope="row"{kind(0)}>{esc(first)}</th>{cells}</tr>')
+        body.append(f'<tr><th scope="row"{kind(0)}><span>{esc(first)}</span></th>{cells}</tr>')
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{esc(caption)}"><table>'
-        f"<caption>{esc(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+        f"<caption><span>{esc(caption)}</span></caption><thead><tr>{heads}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
 
 

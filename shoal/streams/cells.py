@@ -1,0 +1,135 @@
+"""How a pool of rows is dealt to clients: `Partition`, what it gives, and each client's validation rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from shoal import registry
+from shoal.errors import ConfigError
+from shoal.randomness import Name, generator
+
+Array = np.ndarray
+Names = tuple[Name, ...]
+"""The names of the randomness of one pool; every draw adds what it is for."""
+
+IID: Any = {"kind": "iid"}
+"""The partition of a stream that names none."""
+
+_NONE = np.empty(0, dtype=np.int64)
+
+
+def held_out(rows: int, share: float) -> int:
+    """How many of so many rows are validation rows: at least 1 if there are two, and never all of them."""
+    if share == 0 or rows < 2:
+        return 0
+    return min(max(1, round(share * rows)), rows - 1)
+
+
+class Split:
+    """Who holds what of a pool. Positions are those of the pool, int64 ``[n]``."""
+
+    def rows(self, client: int) -> Array:
+        """The positions of one client, in any order but always the same."""
+        raise NotImplementedError
+
+
+class Dealt(Split):
+    """A split that is known as a whole: ``owner`` is the client of each position, -1 for nobody's."""
+
+    def __init__(self, owner: Array, clients: int) -> None:
+        unowned = int((owner < 0).sum())
+        self._order = np.argsort(owner, kind="stable")[unowned:]
+        self._ends = np.cumsum(np.bincount(owner[owner >= 0], minlength=clients))
+
+    def rows(self, client: int) -> Array:
+        """The positions of one client, ascending."""
+        return self._order[self._ends[client - 1] if client else 0 : self._ends[client]]
+
+
+class Cells:
+    """The training and validation rows of every client of one pool (a task); sorted positions."""
+
+    validation: Array
+    """The validation rows of all clients together."""
+    empty: int = 0
+    """How many clients hold no row at all."""
+    unused: int = 0
+    """How many rows of the pool no client holds."""
+
+    def rows(self, client: int) -> tuple[Array, Array]:
+        """Training and validation rows of one client; they never overlap."""
+        raise NotImplementedError
+
+
+class OwnCells(Cells):
+    """Every client holds back a share of its own rows."""
+
+    def __init__(self, split: Split, total: int, clients: int, names: Names, share: float) -> None:
+        self._split = split
+        self._names = names
+        self._share = share
+        sizes = [len(split.rows(client)) for client in range(clients)]
+        held = [self.rows(client)[1] for client, size in enumerate(sizes) if held_out(size, share)]
+        self.validation = np.unique(np.concatenate(held)) if held else _NONE
+        self.empty = sizes.count(0)
+        self.unused = total - sum(sizes)
+
+    def rows(self, client: int) -> tuple[Array, Array]:
+        """Training and validation rows of one client."""
+        rows = self._split.rows(client)
+        count = held_out(len(rows), self._share)
+        if count == 0:
+            return np.sort(rows), _NONE
+        shuffled = generator(*self._names, "validation", client).permutation(rows)
+        return np.sort(shuffled[count:]), np.sort(shuffled[:count])
+
+
+class Partition:
+    """How a pool of rows is dealt to clients. A kind overrides `split`; its settings are keyword-only.
+
+    Every draw comes from ``generator(*names, ...)``, so a split is a function of its arguments. A client may hold
+    no row: the run records and skips it.
+    """
+
+    part: ClassVar[str] = "partition"
+
+    def split(
+        self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None
+    ) -> Split:
+        """Deals the positions of ``labels`` (int64 ``[n]``) to clients ``0..clients-1``.
+
+        ``columns`` are further groupings of the rows, int64 ``[n]`` each. Raises `ConfigError` when the settings ask
+        for what this pool cannot give.
+        """
+        raise NotImplementedError
+
+    def cells(
+        self,
+        labels: Array,
+        clients: int,
+        names: Names,
+        share: float,
+        columns: Mapping[str, Array] | None = None,
+    ) -> Cells:
+        """The split with a share of each client's rows held back for validation."""
+        return OwnCells(self.split(labels, clients, names, columns), len(labels), clients, names, share)
+
+
+def make_partition(given: Partition | Mapping[str, Any] | str) -> Partition:
+    """The partition itself, or the one that settings such as ``{"kind": "shards"}`` describe."""
+    if isinstance(given, Partition):
+        return given
+    made = registry.build("partition", registry.resolve("partition", given))
+    assert isinstance(made, Partition)
+    return made
+
+
+def check_clients(clients: int, share: float) -> None:
+    """Raises `ConfigError` for a number of clients or a validation share that means nothing."""
+    if clients < 1:
+        raise ConfigError(f"stream.clients: needs at least one client; got {clients}")
+    if not 0 <= share < 1:
+        raise ConfigError(f"stream.validation: a share of each client's rows, from 0 to below 1; got {share}")

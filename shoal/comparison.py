@@ -99,8 +99,10 @@ def rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
             row["seeds"] += f" (+{len(variant['unfinished'])} unfinished)"
         for key in keys:
             found = variant["numbers"].get(key, {})
-            unit = describe(key).unit not in ("percent", "points")
-            row[_HEADINGS[key]] = written(key, found.get("mean"), found.get("sd"), unit=unit)
+            kind = describe(key).unit
+            # Bytes are mostly the same for every seed: "± 0" would only take room.
+            sd = (found.get("sd") or None) if kind == "bytes" else found.get("sd")
+            row[_HEADINGS[key]] = written(key, found.get("mean"), sd, unit=kind not in ("percent", "points"))
         table.append(row)
     return table
 
@@ -114,8 +116,8 @@ def run_findings(summary: Mapping[str, Any]) -> list[str]:
         if key not in _SKIPPED
     }
     one = {"seeds": [seed], "unfinished": [], "numbers": numbers}
-    said = findings({"variants": {"this run": one}, "missing": []})
-    return [sentence[:1].upper() + sentence[1:] for sentence in said]
+    # The empty name: there is nothing to tell it from.
+    return findings({"variants": {"": one}, "missing": []})
 
 
 def findings(comparison: Mapping[str, Any]) -> list[str]:
@@ -187,43 +189,41 @@ def _boundaries(variants: Sequence[_Seen]) -> list[str]:
     mostly = sorted((s for s in known if s.drops_mostly), key=lambda s: -_mean(s.drops))
     rarely = [s for s in known if s.dropped and not s.drops_mostly]
     never = [s for s in known if not s.dropped]
-    parts = []
-    for seen in mostly[:LISTED]:
-        parts.append(f"{seen.name} loses {_loss(seen.drops, len(seen.dropped))}")
+    subject = "tasks that were trained before and are trained again lose"
+    every = " in every seed" if any(len(s.drops) > 1 for s in never) else ""
+    if len(never) == len(known):
+        return [f"No drop at the phase boundaries: in the first round after one, {subject} less than one point{every}."]
+    parts = [_loss(s.drops, len(s.dropped), s.name) for s in mostly[:LISTED]]
     if len(mostly) > LISTED:
-        parts.append(_others(mostly[LISTED:], "lose", "loses"))
+        parts.append(f"one point or more{_with([s.name for s in mostly[LISTED:]], bare=True)}")
     for seen in rarely[:LISTED]:
-        parts.append(f"{seen.name} does so in only {_count(len(seen.dropped), len(seen.drops))} "
-                     f"({_points(max(seen.dropped))} at most)")  # fmt: skip
+        seeds = _count(len(seen.dropped), len(seen.drops))
+        parts.append(f"one point or more in only {seeds}{_with([seen.name])} (at most {_points(max(seen.dropped))})")
     if len(rarely) > LISTED:
-        parts.append(f"{_number(len(rarely) - LISTED)} others do so in only a minority of their seeds")
+        parts.append(
+            f"one point or more in a minority of the seeds{_with([s.name for s in rarely[LISTED:]], bare=True)}"
+        )
     if never:
-        verb = "loses" if len(never) == 1 else "lose"
-        every = " in every seed" if max(len(s.drops) for s in never) > 1 else ""
-        parts.append(f"{_names([s.name for s in never])} {verb} less than one point{every}")
-    if not mostly and not rarely:
-        return [f"No drop at the phase boundaries: in the first round after one, {parts[-1]} of accuracy on the "
-                "tasks trained before and again."]  # fmt: skip
-    if not mostly:
-        parts[0] = parts[0].replace("does so", "loses one point or more", 1)
-    head = "In the first round after a phase boundary, on the tasks trained before and again, "
-    return [head + "; ".join(parts) + "."]
+        parts.append(f"less than one point{every}{_with([s.name for s in never])}")
+    return [f"In the first round after a phase boundary, {subject} {'; '.join(parts)}."]
 
 
 def _dips(variants: Sequence[_Seen]) -> list[str]:
     dipping = [seen for seen in variants if seen.dips and 2 * len(seen.dipped) > len(seen.dips)]
-    hidden = sorted((s for s in dipping if not s.drops_mostly), key=lambda s: -_mean([b for _, b in s.dips]))
-    deeper = sorted((s for s in dipping if s.drops_mostly), key=lambda s: -_mean([b for _, b in s.dips]))
+    dipping.sort(key=lambda seen: -_mean([fifth for _, fifth in seen.dips]))
     said = []
     for chosen, words in (
-        (hidden, "{} dips later instead: within five rounds it loses {}"),
-        (deeper, "{} falls further after its drop: within five rounds it loses {}"),
+        ([s for s in dipping if not s.drops_mostly], "the dip comes later"),
+        ([s for s in dipping if s.drops_mostly], "the loss then grows"),
     ):
-        parts = [words.format(s.name, _loss([fifth for _, fifth in s.dips], len(s.dipped))) for s in chosen[:LISTED]]
+        parts = []
+        for seen in chosen[:LISTED]:
+            parts.append(_loss([fifth for _, fifth in seen.dips], len(seen.dipped), seen.name))
         if len(chosen) > LISTED:
-            parts.append(_others(chosen[LISTED:], "do the same", "does the same"))
+            parts.append(f"likewise{_with([s.name for s in chosen[LISTED:]], bare=True)}")
         if parts:
-            said.append("; ".join(parts) + ".")
+            text = f"{words}{_with([s.name for s in chosen])}: within five rounds those tasks lose {'; '.join(parts)}."
+            said.append(text[0].upper() + text[1:])
     return said
 
 
@@ -232,24 +232,23 @@ def _accuracy(variants: Sequence[_Seen]) -> list[str]:
     if not ranked:
         return []
     best, others = ranked[0], ranked[1:]
-    level = written("acc", best.numbers["acc"]["mean"], best.numbers["acc"]["sd"])
+    seeds = f" (mean ± standard deviation of {_number(best.n)} seeds)" if best.n > 1 else ""
     if not others:
-        return [f"Final accuracy: {level}."]
-    if best.n > 1:
-        level += f" (mean ± standard deviation of {_number(best.n)} seeds)"
-    level = f"{best.name} ends with the highest accuracy, {level}"
+        return [f"Final accuracy: {_level(best)}{seeds}."]
     near = [seen for seen in others if not _beyond(best, seen, "acc")]
     far = [seen for seen in others if _beyond(best, seen, "acc")]
-    parts = []
+    what = "no difference beyond the spread of the seeds" if best.n > 1 else "no difference"
     if far:
+        text = f"{best.name} ends with the highest accuracy, {_level(best)}{seeds}"
         gaps = [f"{_points(_gap(best, s, 'acc'))} above {s.name}" for s in far[:LISTED]]
-        parts.append(_and(gaps + ([f"more above {_number(len(far) - LISTED)} others"] if len(far) > LISTED else [])))
-    if near and best.n > 1:
-        names = _and([f"{s.name} ({written('acc', s.numbers['acc']['mean'])})" for s in near[:LISTED]])
-        if len(near) > LISTED:
-            names += f" and {_number(len(near) - LISTED)} others"
-        parts.append(f"with no difference beyond the spread of the seeds to {names}")
-    said = [", ".join([level, *parts]) + "."]
+        if len(far) > LISTED:
+            gaps.append(f"more above {_number(len(far) - LISTED)} others")
+        text += f", {_and(gaps)}"
+        if near:
+            text += f"; there is {what} to {_levels(near)}"
+        said = [text + "."]
+    else:
+        said = [f"In final accuracy there is {what}: {_levels(ranked)}{seeds}."]
     steady = _ranked(variants, "acc_last5")
     if steady and steady[0].name != best.name and _beyond(steady[0], best, "acc_last5"):
         gap = _points(_gap(steady[0], best, "acc_last5"))
@@ -257,12 +256,23 @@ def _accuracy(variants: Sequence[_Seen]) -> list[str]:
     return said
 
 
+def _level(seen: _Seen) -> str:
+    return written("acc", seen.numbers["acc"]["mean"], seen.numbers["acc"]["sd"])
+
+
+def _levels(variants: Sequence[_Seen]) -> str:
+    shown = [f"{seen.name} {_level(seen)}" for seen in variants[:LISTED]]
+    if len(variants) > LISTED:
+        shown.append(f"{_number(len(variants) - LISTED)} others")
+    return _and(shown)
+
+
 def _spread(variants: Sequence[_Seen]) -> list[str]:
     alone = [seen for seen in variants if seen.n == 1]
     if not alone:
         return []
     if len(alone) == len(variants):
-        whom = "One seed only" if len(variants) == 1 else "One seed per variant"
+        whom = "One seed" if len(variants) == 1 else "One seed per variant"
     else:
         whom = f"One seed only for {_names([seen.name for seen in alone])}"
     return [f"{whom}: how far another seed would differ is not known."]
@@ -302,13 +312,13 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _loss(losses: Sequence[float], count: int) -> str:
-    """``"6.1 points (4.0 to 8.1; in three of three seeds)"``."""
+def _loss(losses: Sequence[float], count: int, name: str) -> str:
+    """``"6.1 points with fedsgd (4.0 to 8.1; in three of three seeds)"``."""
     if len(losses) == 1:
-        return _points(losses[0])
-    low, high = 100 * min(losses), 100 * max(losses)
-    span = f"{low:.1f} to {high:.1f}; " if f"{low:.1f}" != f"{high:.1f}" else ""
-    return f"{_points(_mean(losses))} ({span}in {_count(count, len(losses))})"
+        return _points(losses[0]) + _with([name])
+    low, high = f"{100 * min(losses):.1f}", f"{100 * max(losses):.1f}"
+    span = f"{low} to {high}; " if low != high else ""
+    return f"{_points(_mean(losses))}{_with([name])} ({span}in {_count(count, len(losses))})"
 
 
 def _points(value: float) -> str:
@@ -328,8 +338,11 @@ def _runs(count: int) -> str:
     return "run" if count == 1 else "runs"
 
 
-def _others(seen: Sequence[_Seen], many: str, one: str) -> str:
-    return f"{_number(len(seen))} other{'s' if len(seen) > 1 else ''} {many if len(seen) > 1 else one}"
+def _with(names: Sequence[str], bare: bool = False) -> str:
+    """``" with a, b and c"``; nothing for a run on its own, whose name is empty; ``bare``: only how many."""
+    if bare:
+        return f" with {_number(len(names))} {'other' if len(names) == 1 else 'others'}"
+    return f" with {_names(names)}" if names[0] else ""
 
 
 def _names(names: Sequence[str]) -> str:

@@ -132,7 +132,7 @@ def _part_of(annotation: Any) -> str | None:
 
 @functools.cache
 def settings_of(target: Callable[..., Any]) -> dict[str, Setting]:
-    """The settings of a part: its keyword-only parameters, those of its base classes included where it has **."""
+    """The settings of a part: the keyword-only parameters of the function or of the class's ``__init__``."""
     function: Any = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
     hints = typing.get_type_hints(function, include_extras=True)
     found: dict[str, Setting] = {}

@@ -23,7 +23,8 @@ def shares(weights: Array, total: int, room: Array, rng: np.random.Generator) ->
 
     Equal remainders are ranked at random. Needs ``total <= room.sum()``.
     """
-    exact: Array = weights * (total / max(weights.sum(), 1))
+    whole = weights.sum()
+    exact: Array = weights * (total / whole if whole > 0 else 0.0)
     taken: Array = np.minimum(np.floor(exact).astype(np.int64), room)
     rank = np.lexsort((rng.random(len(weights)), -(exact - np.floor(exact))))
     while (missing := total - int(taken.sum())) > 0:

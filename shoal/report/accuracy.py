@@ -16,6 +16,8 @@ MANY = 10
 """With more targets than this (a hundred clients, say) their range is drawn instead of every one."""
 LISTED = 60
 """How many targets the table lists."""
+PANELS = 12
+"""How many variants get a chart of their own."""
 
 
 def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
@@ -25,21 +27,23 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     if not targets:
         return Section("accuracy", "Accuracy", paragraph("No accuracy was measured (yet)."))
     several = len(runs.variants) > 1
-    body = _overall(runs) if several else ""
+    body = _overall(runs, targets) if several else ""
     body += _few(runs, curves, targets) if len(targets) <= MANY else _range(runs, curves)
+    if len(runs.variants) > PANELS:
+        body += note(f"Charts of the first {PANELS} of {len(runs.variants)} variants.")
     body += note(_explain(runs))
     body += _final(runs, curves, targets)
     return Section("accuracy", "Accuracy over rounds", body)
 
 
-def _overall(runs: Runs) -> str:
+def _overall(runs: Runs, targets: Sequence[Target]) -> str:
     traces, legend, edges = [], [], _boundaries(runs)
     for place, (variant, members) in enumerate(runs.variants.items()):
         mean = over_seeds(mean_curve(run) for run in members)
         traces += lines(mean, variant, variant, place, 100, edges)
         legend.append(Key(variant, variant, place))
     chart = figure(traces, "accuracy (%)", boundaries=edges, height=340)
-    return group([Chart("Mean over the targets, by variant", chart, wide=True)], legend)
+    return group([Chart(f"Mean over the {_noun(targets)}s, by variant", chart, wide=True)], legend)
 
 
 def _few(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]], targets: Sequence[Target]) -> str:
@@ -52,13 +56,13 @@ def _few(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]], targe
     edges = [100 * value for s in spreads.values() for value in (*_low(s), *_high(s))]
     common = span(edges, 0, 100)
     charts = []
-    for variant, members in runs.variants.items():
+    for variant, members in list(runs.variants.items())[:PANELS]:
         traces = []
         for place, target in enumerate(targets):
             title = title_of(target, names)
             traces += lines(spreads[variant, target], title, str(place), place, 100, members[0].boundaries)
         chart = figure(traces, "accuracy (%)", boundaries=members[0].boundaries, y_range=common)
-        charts.append(Chart(f"{_kind(targets)}: {variant}", chart, wide=runs.single))
+        charts.append(Chart(f"By {_noun(targets)}: {variant}", chart, wide=runs.single))
     legend = [Key(str(place), title_of(target, names), place) for place, target in enumerate(targets)]
     return group(charts, legend)
 
@@ -66,7 +70,7 @@ def _few(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]], targe
 def _range(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]]) -> str:
     """For many targets: the median, and the range from the 10th to the 90th percentile, all seeds together."""
     charts = []
-    for place, (variant, found) in enumerate(curves.items()):
+    for place, (variant, found) in enumerate(list(curves.items())[:PANELS]):
         values: dict[int, list[float]] = {}
         for one in found:
             for curve in one.values():
@@ -93,7 +97,7 @@ def _explain(runs: Runs) -> str:
         said += " Dashed vertical lines are phase boundaries: there the clients go on to their next task."
     if any(len(members) > 1 for members in runs.variants.values()):
         said += " Lines are means over the seeds, bands are one standard deviation to either side."
-    return said + " Tap a name to hide or show its line."
+    return said + " Click or tap a name to hide or show its line."
 
 
 def _final(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]], targets: Sequence[Target]) -> str:
@@ -116,9 +120,9 @@ def _final(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]], tar
     return result
 
 
-def _kind(targets: Sequence[Target]) -> str:
+def _noun(targets: Sequence[Target]) -> str:
     labels = {label for target in targets for label, _ in target}
-    return f"By {labels.pop()}" if len(labels) == 1 else "By target"
+    return labels.pop() if len(labels) == 1 else "target"
 
 
 def _names(runs: Runs) -> Sequence[str]:

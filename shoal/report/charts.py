@@ -131,7 +131,7 @@ def figure(
         "yaxis": {**axis, "title": {"text": y, "standoff": 8}},
         "shapes": [
             {"type": "line", "x0": b + 0.5, "x1": b + 0.5, "y0": 0, "y1": 1, "yref": "paper", "layer": "below",
-             "line": {"color": "var(--boundary)", "width": 1, "dash": "dash"}}
+             "line": {"color": "var(--boundary)", "width": 1, "dash": "3px,3px"}}
             for b in boundaries
         ],
     }  # fmt: skip

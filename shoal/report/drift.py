@@ -13,8 +13,8 @@ from .series import curve, over_seeds
 
 KINDS = {
     "client_drift": ("squared", "Squared distance"),
-    "client_drift_distance": ("distance", "Distance at the end of training"),
-    "client_drift_cosine": ("cosine", "1 - cosine at the end of training"),
+    "client_drift_distance": ("distance", "Final distance"),
+    "client_drift_cosine": ("cosine", "1 - cosine"),
 }
 SCOPES = {"all": "all parameters", "head": "the head"}
 
@@ -40,14 +40,15 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     body = group(charts, [] if len(runs.variants) == 1 else list(legend.values()))
     body += note(
         "Distance between a client's model after local training and the model it received, mean over the clients "
-        "that answered. Peaks behind a dashed line are the clients turning to their new tasks."
+        "that answered: squared after every local epoch, and at the end of the local training. Peaks behind a dashed "
+        "line are the clients turning to their new tasks."
     )
     return Section("drift", "Client drift", body + _table(comparison))
 
 
 def _table(comparison: Mapping[str, Any]) -> str:
     keys = {
-        f"client_drift_by.{kind}.{scope}": f"{title.split(' at ')[0]}, {words}"
+        f"client_drift_by.{kind}.{scope}": f"{title}, {words}"
         for kind, title in KINDS.values()
         for scope, words in SCOPES.items()
     }

@@ -92,7 +92,7 @@ def _chart(run: Run, cells: Cells) -> go.Figure:
     colours = [[edge, colour(i)] for i in range(count) for edge in (i / count, (i + 1) / count)]
     trace = go.Heatmap(
         x=rounds, y=clients, z=z, hovertext=hover, colorscale=colours, zmin=-0.5, zmax=count - 0.5, showscale=False,
-        xgap=gap, ygap=gap, text=_labels(z), texttemplate="%{text}", textfont={"color": "var(--on-series)"},
+        xgap=gap, ygap=gap, text=_labels(z), texttemplate="%{text}",
         hovertemplate="client %{y}, round %{x}<br>%{hovertext}<extra></extra>",
     )  # fmt: skip
     lost = [(c, r) for c in clients for r in rounds if (c, r) in cells and not cells[c, r][1]]
@@ -101,17 +101,14 @@ def _chart(run: Run, cells: Cells) -> go.Figure:
         marker={"symbol": "x-thin", "size": 6, "line": {"width": 2, "color": "var(--on-series)"}},
     )  # fmt: skip
     row = 26 if len(clients) <= 12 else 14
-    drawn = figure(
-        [trace, *([crosses] if lost else [])], "client", boundaries=run.boundaries, height=80 + row * len(clients)
-    )
+    drawn = figure([trace, *([crosses] if lost else [])], "client", height=80 + row * len(clients))
     drawn.update_layout(hovermode="closest")
-    if len({*clients}) == len(clients) and clients != list(range(clients[0], clients[0] + len(clients))):
+    if clients != list(range(clients[0], clients[0] + len(clients))):
         # Sampled clients are not consecutive: as categories they stand next to each other.
         drawn.update_yaxes(type="category")
     elif len(clients) <= 20:
         drawn.update_yaxes(dtick=1)
     drawn.update_yaxes(autorange="reversed", showgrid=False, zeroline=False)
-    drawn.update_layout(shapes=[{**shape.to_plotly_json(), "layer": "above"} for shape in drawn.layout.shapes])
     return drawn
 
 

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+from torch import Tensor
 
 from shoal import registry
+from shoal.data.dataset import Dataset
 from shoal.errors import ConfigError
 from shoal.randomness import Name, generator
 
@@ -75,7 +77,7 @@ class OwnCells(Cells):
         held = [self.rows(client)[1] for client, size in enumerate(sizes) if held_out(size, share)]
         self.validation = np.unique(np.concatenate(held)) if held else _NONE
         self.empty = sizes.count(0)
-        self.unused = total - sum(sizes)
+        self.unused = max(0, total - sum(sizes))
 
     def rows(self, client: int) -> tuple[Array, Array]:
         """Training and validation rows of one client."""
@@ -96,9 +98,7 @@ class Partition:
 
     part: ClassVar[str] = "partition"
 
-    def split(
-        self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None
-    ) -> Split:
+    def split(self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None) -> Split:
         """Deals the positions of ``labels`` (int64 ``[n]``) to clients ``0..clients-1``.
 
         ``columns`` are further groupings of the rows, int64 ``[n]`` each. Raises `ConfigError` when the settings ask
@@ -127,9 +127,21 @@ def make_partition(given: Partition | Mapping[str, Any] | str) -> Partition:
     return made
 
 
-def check_clients(clients: int, share: float) -> None:
-    """Raises `ConfigError` for a number of clients or a validation share that means nothing."""
+def deal(data: Dataset, rows: Tensor, partition: Partition, clients: int, names: Names, share: float) -> Cells:
+    """The cells of a pool: these rows of a data set (positions of the cells are positions in ``rows``).
+
+    Raises `ConfigError`, also for a number of clients or a validation share that means nothing.
+    """
     if clients < 1:
         raise ConfigError(f"stream.clients: needs at least one client; got {clients}")
     if not 0 <= share < 1:
         raise ConfigError(f"stream.validation: a share of each client's rows, from 0 to below 1; got {share}")
+    base = rows.cpu() % len(data)
+    columns = {name: column.codes.cpu()[base].numpy() for name, column in data.columns.items()}
+    return partition.cells(data.labels.cpu()[base].numpy(), clients, names, share, columns)
+
+
+def check_client(client: int, clients: int) -> None:
+    """Raises ``IndexError`` for a client that does not exist; a negative one must not count from the end."""
+    if not 0 <= client < clients:
+        raise IndexError(f"no client {client}; the stream has clients 0 to {clients - 1}")

@@ -100,7 +100,9 @@ class Dirichlet(Partition):
     ) -> None:
         _check_alpha(alpha)
         if by not in ("client", "class"):
-            raise ConfigError(f"partition.by: 'client' (a class mix per client) or 'class' (shares of each class); got {by!r}")
+            raise ConfigError(
+                f"partition.by: 'client' (a class mix per client) or 'class' (shares of each class); got {by!r}"
+            )
         if rows is not None and by == "class":
             raise ConfigError("partition.rows: sizes follow from the class shares with by: class; use by: client")
         self.by = by
@@ -110,9 +112,7 @@ class Dirichlet(Partition):
         self.group = group
         self.prior = prior
 
-    def split(
-        self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None
-    ) -> Split:
+    def split(self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None) -> Split:
         """Deals the rows; raises `ConfigError` when ``minimum`` or ``rows`` cannot be met."""
         total = len(labels)
         asked = clients * (self.minimum if self.rows is None else self.rows)
@@ -125,7 +125,9 @@ class Dirichlet(Partition):
             )
         codes = self._codes(labels, columns or {})
         sizes = np.bincount(codes)
-        counts = self._by_client(sizes, clients, names) if self.by == "client" else self._by_class(sizes, clients, names)
+        counts = (
+            self._by_client(sizes, clients, names) if self.by == "client" else self._by_class(sizes, clients, names)
+        )
         # Each group's rows in random order: the first counts[group, 0] to client 0, and so on, the rest to nobody.
         order = generator(*names, "rows").permutation(total)
         order = order[np.argsort(codes[order], kind="stable")]
@@ -152,7 +154,9 @@ class Dirichlet(Partition):
     def _by_client(self, sizes: Array, clients: int, names: Names) -> Array:
         rng = generator(*names, "mix")
         order = rng.permutation(clients)
-        mixes = dirichlet(_weights(sizes, self.prior), self.alpha, clients, rng) if len(sizes) else np.ones((clients, 0))
+        mixes = (
+            dirichlet(_weights(sizes, self.prior), self.alpha, clients, rng) if len(sizes) else np.ones((clients, 0))
+        )
         left = sizes.copy()
         counts = np.zeros((len(sizes), clients), dtype=np.int64)
         total = int(sizes.sum())
@@ -207,12 +211,10 @@ class Draw(Partition):
         self.alpha = alpha
         self.prior = prior
 
-    def split(
-        self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None
-    ) -> Split:
+    def split(self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None) -> Split:
         """The draws, each computed when it is asked for; raises `ConfigError` if the pool has fewer rows."""
         self._check(len(labels))
-        return Drawn(labels, np.arange(len(labels)), self.rows, self, names)
+        return Drawn(labels, np.arange(len(labels)), self.rows, self, names, "rows")
 
     def cells(
         self,
@@ -234,7 +236,7 @@ class Draw(Partition):
 class Drawn(Split):
     """Independent draws of ``rows`` rows from the positions ``pool``."""
 
-    def __init__(self, labels: Array, pool: Array, rows: int, how: Draw, names: Names) -> None:
+    def __init__(self, labels: Array, pool: Array, rows: int, how: Draw, names: Names, purpose: str) -> None:
         self._pool = pool[np.argsort(labels[pool], kind="stable")]
         self._sizes = np.bincount(labels[pool], minlength=int(labels.max()) + 1)
         self._begins = np.cumsum(self._sizes) - self._sizes
@@ -242,13 +244,14 @@ class Drawn(Split):
         self._rows = rows
         self._how = how
         self._names = names
+        self._purpose = purpose
 
     def rows(self, client: int) -> Array:
         """The positions that one client drew."""
-        rng = generator(*self._names, "rows", client)
+        rng = generator(*self._names, self._purpose, client)
         if self._how.alpha is None:
             return self._pool[rng.choice(len(self._pool), self._rows, replace=False)]
-        # A generator of its own, so that training and validation rows have the same mix.
+        # The mix has no purpose in its name: a client's training and validation rows share it.
         mix = dirichlet(self._weights, self._how.alpha, 1, generator(*self._names, "mix", client))[0]
         counts = take(mix, self._sizes, self._rows, rng)
         chosen = [
@@ -263,10 +266,10 @@ class DrawnCells(Cells):
     def __init__(self, labels: Array, how: Draw, names: Names, share: float) -> None:
         count = held_out(how.rows, share)
         held = held_out(len(labels), share) if count else 0
-        self.validation = stratified(labels, held, generator(*names, "validation"))
+        self.validation = stratified(labels, held, generator(*names, "validation rows"))
         rest = np.setdiff1d(np.arange(len(labels)), self.validation, assume_unique=True)
-        self._train = Drawn(labels, rest, how.rows - count, how, names)
-        self._validation = Drawn(labels, self.validation, count, how, (*names, "validation")) if count else None
+        self._train = Drawn(labels, rest, how.rows - count, how, names, "rows")
+        self._validation = Drawn(labels, self.validation, count, how, names, "validation") if count else None
 
     def rows(self, client: int) -> tuple[Array, Array]:
         """Training and validation rows of one client."""

@@ -27,9 +27,7 @@ def even(total: int, parts: int) -> Array:
 class Iid(Partition):
     """Every client gets an equal share of the shuffled rows; the sizes differ by at most one."""
 
-    def split(
-        self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None
-    ) -> Split:
+    def split(self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None) -> Split:
         """All rows, each to one client."""
         owner = np.empty(len(labels), dtype=np.int64)
         order = generator(*names, "rows").permutation(len(labels))
@@ -52,9 +50,7 @@ class Shards(Partition):
             raise ConfigError(f"partition.per_client: needs at least one shard a client; got {per_client}")
         self.per_client = per_client
 
-    def split(
-        self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None
-    ) -> Split:
+    def split(self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None) -> Split:
         """All rows, each to one client."""
         order = generator(*names, "rows").permutation(len(labels))
         order = order[np.argsort(labels[order], kind="stable")]
@@ -88,9 +84,7 @@ class Sizes(Partition):
         self.sizes = sizes
         self.exponent = exponent
 
-    def split(
-        self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None
-    ) -> Split:
+    def split(self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None) -> Split:
         """The first rows of the shuffled pool to client 0, the next to client 1, and so on."""
         counts = self._counts(len(labels), clients, names)
         owner = np.full(len(labels), -1)
@@ -104,7 +98,9 @@ class Sizes(Partition):
             weights = rng.permutation(np.arange(1, clients + 1) ** -float(self.exponent or 0))
             return shares(weights, total, np.full(clients, total), rng)
         if len(self.sizes) != clients:
-            raise ConfigError(f"partition.sizes: needs one number per client; got {len(self.sizes)} for {clients} clients")
+            raise ConfigError(
+                f"partition.sizes: needs one number per client; got {len(self.sizes)} for {clients} clients"
+            )
         asked = sum(self.sizes)
         if all(isinstance(size, int) for size in self.sizes):
             if asked > total:

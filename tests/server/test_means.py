@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from server_steps import bits, group, sent
 
@@ -105,6 +105,7 @@ MEANS = [Weighted(), Uniform(), Listed(weights=[1e-3, 1.0, 7.0, 1e9])]
 
 
 @pytest.mark.parametrize("mean", MEANS, ids=lambda m: type(m).__name__)
+@settings(deadline=None, derandomize=True)
 @given(weights=st.lists(st.floats(1e-9, 2.0**40), min_size=1, max_size=4), times=st.integers(1, 5), mask=st.booleans())
 def test_equal_answers_come_back_bit_for_bit(mean: Weighted, weights: list[float], times: int, mask: bool) -> None:
     everything = torch.ones(len(AWKWARD), dtype=torch.bool) if mask else None
@@ -128,6 +129,7 @@ def test_extremes_neither_overflow_nor_leave_their_range() -> None:
     )
 
 
+@settings(deadline=None, derandomize=True)
 @given(order=st.permutations(range(6)))
 def test_the_order_of_clients_changes_a_rounding_at_most(order: list[int]) -> None:
     parts, weights = random_parts(6, 40), (1.0, 2.0, 3.0, 500.0, 7.0, 0.5)

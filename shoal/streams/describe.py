@@ -1,0 +1,131 @@
+"""Who holds what when, as plain tables for the command line and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from .base import Stream
+
+RANDOM = "random each round"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text. ``note`` says what was left out, ``""`` if nothing."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    note: str = ""
+
+
+def describe(stream: Stream, rounds: int, clients: int = 10) -> list[Table]:
+    """The tables that fit a stream: what clients hold in each phase, tasks by round, counts of classes.
+
+    ``clients`` is how many clients are shown at most.
+    """
+    if not stream.tasks:
+        return [class_counts(stream, clients)]
+    tables = [task_table(stream), phase_table(stream, clients)]
+    if _random(stream):
+        tables.append(round_table(stream, rounds, clients))
+    return tables
+
+
+def _random(stream: Stream) -> bool:
+    return getattr(stream, "order", "") == "multi-task"
+
+
+def _shown(stream: Stream, clients: int) -> tuple[range, str]:
+    shown = range(min(clients, stream.clients))
+    left = stream.clients - len(shown)
+    return shown, f"{left} more clients are not shown" if left else ""
+
+
+def _counts(stream: Stream, rows: Tensor) -> np.ndarray:
+    labels = stream.dataset.labels_of(rows).cpu().numpy()
+    return np.bincount(labels, minlength=len(stream.dataset.classes))
+
+
+def held_classes(stream: Stream, rows: Tensor) -> list[str]:
+    """The original labels among these rows."""
+    return [stream.dataset.classes[i] for i in np.flatnonzero(_counts(stream, rows))]
+
+
+def _list(names: Sequence[str], most: int = 10) -> str:
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "") or "none"
+
+
+def _spans(stream: Stream, rounds: int) -> list[tuple[int, int]]:
+    """The first and last round of each phase."""
+    ends = [*stream.boundaries, max(rounds, 1)]
+    return list(zip([1, *(end + 1 for end in ends[:-1])], ends, strict=True))
+
+
+def task_table(stream: Stream) -> Table:
+    """Each task: its name, test and validation rows, original labels, and the outputs of its head."""
+    rows = []
+    for number, target in enumerate(stream.targets(1)):
+        name = stream.task_names[number] if number < len(stream.task_names) else ""
+        outputs = stream.task_outputs[number] if stream.task_outputs else stream.outputs
+        classes = _list(held_classes(stream, target.test), 20)
+        rows.append((str(number), name, str(len(target.test)), str(len(target.validation)), classes, str(outputs)))
+    title = f"Tasks (head: {stream.head})"
+    return Table(title, ("task", "name", "test rows", "validation rows", "labels", "outputs"), rows)
+
+
+def phase_table(stream: Stream, clients: int = 10, most_phases: int = 20) -> Table:
+    """Phase by phase and client by client: the task, the number of rows, the original labels.
+
+    Where tasks are random each round there is one line per client and task, as far as the first rounds show it.
+    """
+    shown, note = _shown(stream, clients)
+    spans = _spans(stream, stream.boundaries[-1] + 1 if stream.boundaries else 1)
+    notes = [note] if note else []
+    if len(spans) > most_phases:
+        notes.append(f"{len(spans) - most_phases} more phases are not shown")
+    rows: list[tuple[str, ...]] = []
+    for phase, (first, last) in enumerate(spans[:most_phases]):
+        end = "end" if phase == len(spans) - 1 else str(last)
+        for client in shown:
+            held = stream.holding(client, first)
+            number = held.truth.get("task", held.task)
+            task = RANDOM if _random(stream) else str(number)
+            if not _random(stream) and isinstance(number, int) and number < len(stream.task_names):
+                task = f"{number} ({stream.task_names[number]})"
+            rows.append(
+                (
+                    str(phase),
+                    f"{first} to {end}",
+                    str(client),
+                    task,
+                    str(len(held.train)),
+                    str(len(held.validation)),
+                    _list(held_classes(stream, held.train)),
+                )
+            )
+    columns = ("phase", "rounds", "client", "task", "training rows", "validation rows", "labels")
+    return Table("Who holds what", columns, rows, "; ".join(notes))
+
+
+def round_table(stream: Stream, rounds: int, clients: int = 10, most_rounds: int = 8) -> Table:
+    """The task of each client in some rounds, spread evenly from the first to the last."""
+    shown, note = _shown(stream, clients)
+    picked = sorted({int(r) for r in np.linspace(1, max(rounds, 1), num=most_rounds).round()})
+    rows = [(str(client), *(str(stream.holding(client, r).truth.get("task", "")) for r in picked)) for client in shown]
+    return Table("Tasks by round (a sample)", ("client", *(f"round {r}" for r in picked)), rows, note)
+
+
+def class_counts(stream: Stream, clients: int = 10, round: int = 1) -> Table:
+    """How many rows (training and validation) of each original label each client holds in a round."""
+    shown, note = _shown(stream, clients)
+    held = [stream.holding(client, round) for client in shown]
+    counts = [_counts(stream, h.train) + _counts(stream, h.validation) for h in held]
+    rows = [(name, *(str(column[label]) for column in counts)) for label, name in enumerate(stream.dataset.classes)]
+    rows.append(("all", *(str(int(column.sum())) for column in counts)))
+    return Table("Rows by label and client", ("label", *(f"client {c}" for c in shown)), rows, note)

@@ -1,0 +1,185 @@
+"""`TaskStream`: tasks that come one after another, at the same time everywhere or not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import numpy as np
+import pydantic
+import torch
+
+from shoal.data.dataset import Dataset
+from shoal.errors import ConfigError
+from shoal.randomness import generator
+
+from .base import Holding, Stream, Target
+from .cells import IID, Partition, check_client, deal, make_partition
+from .grouping import Task, by_class, by_column, by_transform
+from .static import Clients, Validation, chosen, hold, remarks
+
+Order = Literal["multi-task", "synchronous", "asynchronous"]
+Head = Literal["auto", "task", "shared"]
+
+
+def phases(rounds: int, tasks: int) -> tuple[int, ...]:
+    """The last round of each of ``tasks`` phases; their lengths differ by at most one, the longer ones first."""
+    if rounds < tasks:
+        raise ConfigError(
+            f"rounds: {tasks} tasks need at least one round each, but there are {rounds}; raise rounds or lower "
+            f"stream.tasks"
+        )
+    return tuple(p * (rounds // tasks) + min(p, rounds % tasks) for p in range(1, tasks + 1))
+
+
+class TaskStream(Stream):
+    """``tasks`` tasks in as many phases of equal length (``rounds / tasks``; the first ones longer by one otherwise).
+
+    ``order`` says which task a client trains in a round:
+
+    - ``multi-task``: a uniformly random one, drawn anew by every client in every round;
+    - ``synchronous``: task ``p`` in phase ``p``, everywhere;
+    - ``asynchronous``: a permutation of the tasks of the client's own, one task a phase. (The tasks come
+      asynchronously; aggregation stays synchronous.)
+
+    ``by`` says what a task is: ``class`` (consecutive classes, or ``classes``: one list of original labels per task;
+    ``shuffle_classes`` permutes them first, with the run's seed), ``transform`` (all rows under a transform of its
+    own; ``transforms`` names them, by default identity, rotate90, rotate180, rotate270, mirror, invert), or the name
+    of a column of the data (``domain``, ``source``: one value a task, consecutive ones where there are fewer tasks).
+
+    Each task's training rows are dealt to the clients by ``partition``, independently of the other tasks; a client
+    that comes back to a task finds the same rows. ``validation`` is the share of the client's rows of a task that is
+    held back, never trained on. ``head: task`` gives every task a head of its own with labels of its own
+    (``dataset.targets``), ``shared`` is one head over all labels; ``auto`` is ``task`` where the method keeps a model
+    per task. The data set of a client's round 0, the warm-up, is that of round 1.
+
+    Source of the three orders: federated continual learning with multi-task, synchronous and asynchronous clients,
+    cases 1 to 3 of the NetTailor-FCL setting; rounds count from 1 and phase ``p`` (from 0) ends with round
+    ``boundaries[p]``. Raises `ConfigError`.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        seed: int,
+        rounds: int,
+        heads_by_task: bool = False,
+        *,
+        tasks: Annotated[int, pydantic.Field(ge=1)],
+        by: str = "class",
+        order: Order = "asynchronous",
+        clients: Clients,
+        partition: Partition = IID,
+        validation: Validation = 0.1,
+        head: Head = "auto",
+        classes: list[list[int | str]] | None = None,
+        transforms: list[str] | None = None,
+        shuffle_classes: bool = False,
+    ) -> None:
+        if head == "task" and not heads_by_task:
+            raise ConfigError(
+                "stream.head: task needs a model per task, but this method keeps one for all; set method.per: task, "
+                "or stream.head: shared"
+            )
+        for name, given, owner in (
+            ("classes", classes is not None, "class"),
+            ("shuffle_classes", shuffle_classes, "class"),
+            ("transforms", transforms is not None, "transform"),
+        ):
+            if given and by != owner:
+                raise ConfigError(f"stream.{name}: belongs to by: {owner}; got by: {by}")
+        ends = phases(rounds, tasks)
+        made: list[Task]
+        if by == "transform":
+            data, made = by_transform(data, tasks, transforms)
+        elif by == "class":
+            made = by_class(data, tasks, seed, classes, shuffle_classes)
+        else:
+            made = by_column(data, tasks, by)
+        self.order = order
+        self.by = by
+        self.seed = seed
+        self.rounds = rounds
+        self.clients = clients
+        self.tasks = tasks
+        self.task_names = tuple(task.name for task in made)
+        self.boundaries = ends[:-1]
+        self.outputs = len(data.classes)
+        self.head = "task" if heads_by_task and head != "shared" else "shared"
+        self.task_classes = tuple(task.classes for task in made)
+        """The classes of each task, as internal labels, in the order of its head's outputs."""
+        if self.head == "task":
+            self.task_outputs = tuple(len(task.classes) for task in made)
+            self.outputs = max(self.task_outputs)
+            if by != "transform":
+                data = replace(data, targets=_local(data, made))
+        self.dataset = data
+        self._made = made
+        dealt = make_partition(partition)
+        self._cells = [
+            deal(data, task.train, dealt, clients, (seed, "stream", "partition", t), validation)
+            for t, task in enumerate(made)
+        ]
+        self._targets = tuple(
+            Target({"task": t}, task.test, chosen(task.train, cells.validation))
+            for t, (task, cells) in enumerate(zip(made, self._cells, strict=True))
+        )
+
+    def task(self, client: int, round: int) -> int:
+        """The task that a client trains in a round."""
+        round = max(1, round)
+        if self.order == "multi-task":
+            return int(generator(self.seed, "stream", "task", client, round).integers(self.tasks))
+        phase = self.phase(round)
+        if self.order == "synchronous":
+            return phase
+        return int(generator(self.seed, "stream", "order", client).permutation(self.tasks)[phase])
+
+    def holding(self, client: int, round: int) -> Holding:
+        """The client's rows of its task in this round."""
+        check_client(client, self.clients)
+        number = self.task(client, round)
+        task = self._made[number]
+        truth: dict[str, int | str] = {"task": number, "phase": self.phase(max(1, round))}
+        if task.domain is not None:
+            truth["domain"] = task.domain
+        return Holding(*hold(self._cells[number], task.train, client), task.test, number, truth)
+
+    def targets(self, round: int) -> Sequence[Target]:
+        """One per task, all of them in every round."""
+        return self._targets
+
+    def notes(self) -> list[str]:
+        """Phases of unequal length, rows that no task or no client holds, clients and tasks without rows."""
+        notes = []
+        short, longer = divmod(self.rounds, self.tasks)
+        if longer:
+            notes.append(
+                f"{self.rounds} rounds are no multiple of {self.tasks} tasks: the first {longer} phases have "
+                f"{short + 1} rounds, the others {short}"
+            )
+        used = torch.cat([task.train for task in self._made])
+        outside = len(self.dataset.transforms) * len(self.dataset.train) - len(used)
+        if outside:
+            notes.append(f"{outside} training rows belong to no task, because stream.classes leaves their labels out")
+        for number, (task, cells) in enumerate(zip(self._made, self._cells, strict=True)):
+            where = f"task {number} ({task.name}): "
+            for rows, what in ((task.train, "training"), (task.test, "test")):
+                if not len(rows):
+                    notes.append(f"{where}there is no {what} row")
+            if len(task.train):
+                notes += remarks(cells, self.clients, where)
+        return notes
+
+
+def _local(data: Dataset, made: Sequence[Task]) -> torch.Tensor:
+    """Each row's label within the head of its task, int64, one per base row; -1 for rows of no task."""
+    targets = torch.full((len(data),), -1, dtype=torch.int64)
+    labels = data.labels.cpu()
+    for task in made:
+        places = np.full(len(data.classes), -1)
+        places[list(task.classes)] = np.arange(len(task.classes))
+        rows = torch.cat([task.train, task.test])
+        targets[rows] = torch.from_numpy(places)[labels[rows]]
+    return targets

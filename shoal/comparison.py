@@ -13,9 +13,9 @@ from .report.numbers import describe, flat, written
 
 DROP = 0.01
 """A loss of at least one point at a boundary is called a drop; in a mean over many events less is noise."""
-DIP = 0.02
-"""A later dip is at least two points below the drop: the minimum of five noisy measurements is always a little
-lower than that of one."""
+DIP, DEEPER = 0.02, 1.5
+"""A later dip is at least two points, and by half, below the loss at the boundary: the minimum of five noisy
+measurements is always somewhat lower than that of one."""
 LISTED = 4
 """How many variants a sentence names before it says "and 3 others"."""
 
@@ -30,7 +30,9 @@ COLUMNS = (
     "bytes_up_per_round",
     "seconds",
 )
-"""The numbers of the final table, as far as the runs have them."""
+"""The numbers of the full table, as far as the runs have them."""
+SHORT = ("acc", "bwt_f.seen", "bwt_f.worst@1", "bwt_f.worst@5", "client_drift", "seconds")
+"""Those that fit a terminal of 80 columns."""
 _HEADINGS = {
     "acc": "accuracy %",
     "acc_last5": "last 5 %",
@@ -88,10 +90,15 @@ def _variant(members: Sequence[Run], unfinished_too: bool) -> dict[str, Any]:
     }
 
 
-def rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The final table: one row per variant, every number as ``"mean ± sd"``; columns that nobody has are left out."""
+def rows(comparison: Mapping[str, Any], full: bool = False) -> list[dict[str, str]]:
+    """The final table: one row per variant, accuracies and points as ``"mean ± sd"``, points without their unit.
+
+    Columns that nobody has are left out. ``full`` has all of `COLUMNS` and the deviation of every number;
+    otherwise it is `SHORT`, and drift and time are means alone.
+    """
     variants = comparison["variants"]
-    keys = [key for key in COLUMNS if any(key in v["numbers"] for v in variants.values())]
+    wanted = COLUMNS if full else SHORT
+    keys = [key for key in wanted if any(key in v["numbers"] for v in variants.values())]
     table = []
     for name, variant in variants.items():
         row = {"variant": str(name), "seeds": str(len(variant["seeds"]))}
@@ -99,10 +106,11 @@ def rows(comparison: Mapping[str, Any]) -> list[dict[str, str]]:
             row["seeds"] += f" (+{len(variant['unfinished'])} unfinished)"
         for key in keys:
             found = variant["numbers"].get(key, {})
-            kind = describe(key).unit
-            # Bytes are mostly the same for every seed: "± 0" would only take room.
-            sd = (found.get("sd") or None) if kind == "bytes" else found.get("sd")
-            row[_HEADINGS[key]] = written(key, found.get("mean"), sd, unit=kind not in ("percent", "points"))
+            share = describe(key).unit in ("percent", "points")
+            sd = found.get("sd") if share or full else None
+            if describe(key).unit == "bytes":
+                sd = sd or None  # the same for every seed, mostly: "± 0" would only take room
+            row[_HEADINGS[key]] = written(key, found.get("mean"), sd, unit=not share)
         table.append(row)
     return table
 
@@ -125,18 +133,24 @@ def findings(comparison: Mapping[str, Any]) -> list[str]:
 
     Rules, with accuracies in points (hundredths):
 
-    - *Drop at a boundary*: in one seed, ``bwt_f.worst@1`` (the mean loss over the events in the first round of a
-      new phase) is one point or more. A variant drops if that is so in more than half of its seeds; where it is
-      so in fewer, the sentence says in how many.
-    - *Later dip*: in one seed, ``bwt_f.worst@5`` is two points or more below ``bwt_f.worst@1``; a variant dips if
-      that is so in more than half of its seeds.
+    - *Drop at a boundary*: in one seed, the mean change over the events in the first round of a new phase
+      (``bwt_f.seen_per_event``) is a loss of one point or more. This number and not ``bwt_f.worst@1``, in which
+      gains count as 0, so that noise around no change is no drop. A variant drops if that is so in more than
+      half of its seeds; where it is so in fewer, the sentence says in how many. Where it is so in none although
+      ``worst@1`` is a loss of a point or more, some tasks lose and others gain; both numbers are given.
+    - *Later dip*: in one seed, ``bwt_f.worst@5`` is two points or more, and at least by half, below
+      ``bwt_f.worst@1``. A variant dips if that is so in more than half of its seeds.
     - *Best final accuracy*: the highest mean of ``acc``. The difference of two variants is beyond the spread of
       the seeds if it is larger than the root of the sum of their sample variances, that is, than the standard
       deviation that the difference of two single runs would have. This is a reading aid, not a test.
     - If the mean over the last five rounds puts another variant first, beyond the spread, that is said too.
     - With one seed there is no spread, and the last sentence says so. Unfinished and missing runs do not count;
       they are mentioned.
+
+    The summary of a single run is understood too, as in `run_findings`.
     """
+    if "variants" not in comparison:
+        return run_findings(comparison)
     variants = {str(name): _Seen.of(str(name), v) for name, v in comparison["variants"].items()}
     counted = [seen for seen in variants.values() if seen.n]
     said: list[str] = []
@@ -146,36 +160,40 @@ def findings(comparison: Mapping[str, Any]) -> list[str]:
 
 
 class _Seen(NamedTuple):
-    """What the sentences need of one variant."""
+    """What the sentences need of one variant; losses are positive, in fractions of 1."""
 
     name: str
     n: int
     numbers: Mapping[str, Any]
     drops: list[float]
-    """``worst@1`` of every seed, as a positive loss in fractions of 1."""
+    """The mean change at a boundary, of every seed that has it, as a loss."""
+    losses: list[float]
+    """``worst@1`` of every seed that has it."""
     dips: list[tuple[float, float]]
-    """``worst@1`` and ``worst@5`` of every seed that has both, as losses."""
+    """``worst@1`` and ``worst@5`` of every seed that has both."""
 
     @classmethod
     def of(cls, name: str, variant: Mapping[str, Any]) -> _Seen:
         numbers = variant["numbers"]
         first = _values(numbers, "bwt_f.worst@1") or _values(numbers, "bwt_f.negative_per_event")
         fifth = _values(numbers, "bwt_f.worst@5")
+        changes = _values(numbers, "bwt_f.seen_per_event") or first
         return cls(
             name,
             len(variant["seeds"]),
             numbers,
+            [-value for value in changes.values()],
             [-value for value in first.values()],
             [(-first[seed], -fifth[seed]) for seed in first if seed in fifth],
         )
 
     @property
     def dropped(self) -> list[float]:
-        return [loss for loss in self.drops if _at_least(loss, DROP)]
+        return [loss for loss in self.drops if _reaches(loss, DROP)]
 
     @property
-    def dipped(self) -> list[tuple[float, float]]:
-        return [(first, fifth) for first, fifth in self.dips if _at_least(fifth - first, DIP)]
+    def dipped(self) -> list[float]:
+        return [fifth for first, fifth in self.dips if _reaches(fifth - first, DIP) and _reaches(fifth, DEEPER * first)]
 
     @property
     def drops_mostly(self) -> bool:
@@ -188,11 +206,14 @@ def _boundaries(variants: Sequence[_Seen]) -> list[str]:
         return []
     mostly = sorted((s for s in known if s.drops_mostly), key=lambda s: -_mean(s.drops))
     rarely = [s for s in known if s.dropped and not s.drops_mostly]
-    never = [s for s in known if not s.dropped]
+    mixed = [s for s in known if not s.dropped and s.losses and _reaches(_mean(s.losses), DROP)]
+    never = [s for s in known if not s.dropped and s not in mixed]
     subject = "tasks that were trained before and are trained again lose"
-    every = " in every seed" if any(len(s.drops) > 1 for s in never) else ""
+    less = "less than one point"
+    if any(len(s.drops) > 1 for s in never):
+        less += " on average" if any(_reaches(loss, DROP) for s in never for loss in s.losses) else " in every seed"
     if len(never) == len(known):
-        return [f"No drop at the phase boundaries: in the first round after one, {subject} less than one point{every}."]
+        return [f"No drop at the phase boundaries: in the first round after one, {subject} {less}."]
     parts = [_loss(s.drops, len(s.dropped), s.name) for s in mostly[:LISTED]]
     if len(mostly) > LISTED:
         parts.append(f"one point or more{_with([s.name for s in mostly[LISTED:]], bare=True)}")
@@ -204,26 +225,37 @@ def _boundaries(variants: Sequence[_Seen]) -> list[str]:
             f"one point or more in a minority of the seeds{_with([s.name for s in rarely[LISTED:]], bare=True)}"
         )
     if never:
-        parts.append(f"less than one point{every}{_with([s.name for s in never])}")
-    return [f"In the first round after a phase boundary, {subject} {'; '.join(parts)}."]
+        parts.append(f"{less}{_with([s.name for s in never])}")
+    said = [f"In the first round after a phase boundary, {subject} {'; '.join(parts)}."] if parts else []
+    return said + _mixed(mixed, alone=not parts)
+
+
+def _mixed(variants: Sequence[_Seen], alone: bool) -> list[str]:
+    if not variants:
+        return []
+    parts = []
+    for seen in variants[:LISTED]:
+        both = f"a mean loss of {_points(_mean(seen.losses))}, but a mean change of {-100 * _mean(seen.drops):+.1f}"
+        parts.append(f"{both}{_with([seen.name])}")
+    if len(variants) > LISTED:
+        parts.append(f"likewise{_with([s.name for s in variants[LISTED:]], bare=True)}")
+    where = "In the first round after a phase boundary" if alone else "There"
+    return [f"{where} some tasks lose and others gain: {'; '.join(parts)}."]
 
 
 def _dips(variants: Sequence[_Seen]) -> list[str]:
-    dipping = [seen for seen in variants if seen.dips and 2 * len(seen.dipped) > len(seen.dips)]
+    dipping = [seen for seen in variants if 2 * len(seen.dipped) > len(seen.dips)]
     dipping.sort(key=lambda seen: -_mean([fifth for _, fifth in seen.dips]))
+    later = [s for s in dipping if not s.drops_mostly]
+    deeper = [s for s in dipping if s.drops_mostly]
+    without = " without a drop at the boundary" if not any(s.dropped for s in later) else ""
     said = []
-    for chosen, words in (
-        ([s for s in dipping if not s.drops_mostly], "the dip comes later"),
-        ([s for s in dipping if s.drops_mostly], "the loss then grows"),
-    ):
-        parts = []
-        for seen in chosen[:LISTED]:
-            parts.append(_loss([fifth for _, fifth in seen.dips], len(seen.dipped), seen.name))
+    for chosen, words in ((later, f"A later dip{without}"), (deeper, "The loss grows further")):
+        parts = [_loss([fifth for _, fifth in s.dips], len(s.dipped), s.name) for s in chosen[:LISTED]]
         if len(chosen) > LISTED:
             parts.append(f"likewise{_with([s.name for s in chosen[LISTED:]], bare=True)}")
         if parts:
-            text = f"{words}{_with([s.name for s in chosen])}: within five rounds those tasks lose {'; '.join(parts)}."
-            said.append(text[0].upper() + text[1:])
+            said.append(f"{words}: at the lowest of five rounds those tasks have lost {'; '.join(parts)}.")
     return said
 
 
@@ -234,7 +266,7 @@ def _accuracy(variants: Sequence[_Seen]) -> list[str]:
     best, others = ranked[0], ranked[1:]
     seeds = f" (mean ± standard deviation of {_number(best.n)} seeds)" if best.n > 1 else ""
     if not others:
-        return [f"Final accuracy: {_level(best)}{seeds}."]
+        return [f"Final accuracy: {_level(best)}{seeds}{_range(best)}."]
     near = [seen for seen in others if not _beyond(best, seen, "acc")]
     far = [seen for seen in others if _beyond(best, seen, "acc")]
     what = "no difference beyond the spread of the seeds" if best.n > 1 else "no difference"
@@ -245,7 +277,7 @@ def _accuracy(variants: Sequence[_Seen]) -> list[str]:
             gaps.append(f"more above {_number(len(far) - LISTED)} others")
         text += f", {_and(gaps)}"
         if near:
-            text += f"; there is {what} to {_levels(near)}"
+            text += f"; there is {what} to {_levels(near, '({})')}"
         said = [text + "."]
     else:
         said = [f"In final accuracy there is {what}: {_levels(ranked)}{seeds}."]
@@ -260,8 +292,18 @@ def _level(seen: _Seen) -> str:
     return written("acc", seen.numbers["acc"]["mean"], seen.numbers["acc"]["sd"])
 
 
-def _levels(variants: Sequence[_Seen]) -> str:
-    shown = [f"{seen.name} {_level(seen)}" for seen in variants[:LISTED]]
+def _range(seen: _Seen) -> str:
+    """``", from 84.8 % (task=4) to 93.6 % (task=0)"``, where there are several targets."""
+    stem = "accuracy_by_target."
+    means = {key.removeprefix(stem): float(n["mean"]) for key, n in seen.numbers.items() if key.startswith(stem)}
+    if len(means) < 2:
+        return ""
+    low, high = min(means, key=lambda t: means[t]), max(means, key=lambda t: means[t])
+    return f", from {written('acc', means[low])} ({low}) to {written('acc', means[high])} ({high})"
+
+
+def _levels(variants: Sequence[_Seen], form: str = "{}") -> str:
+    shown = [f"{seen.name} {form.format(_level(seen))}" for seen in variants[:LISTED]]
     if len(variants) > LISTED:
         shown.append(f"{_number(len(variants) - LISTED)} others")
     return _and(shown)
@@ -304,7 +346,7 @@ def _beyond(a: _Seen, b: _Seen, key: str) -> bool:
     return _gap(a, b, key) > max(spread, 0.0005)
 
 
-def _at_least(value: float, threshold: float) -> bool:
+def _reaches(value: float, threshold: float) -> bool:
     return value >= threshold - 1e-12
 
 

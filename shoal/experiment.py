@@ -179,8 +179,9 @@ class Experiment:
         for update in accepted:
             if update.state:
                 clients[update.client] = {**clients.get(update.client, {}), **update.state}
-            for key in update.parts:
-                now.trained.setdefault(key, set()).add(update.client)
+            for key, part in update.parts.items():
+                if part.vector is not None:  # a first exchange may only ask for numbers
+                    now.trained.setdefault(key, set()).add(update.client)
         return merged
 
     @staticmethod

@@ -69,7 +69,7 @@ class Client:
 class Assignment:
     """Which entries one client receives; at most one per client and exchange.
 
-    ``keys`` are sent to it and counted in bytes; ``own`` are already there. ``entries`` is filled in by the loop,
+    ``keys`` are sent to it and counted in bytes; ``own`` are already there, and answers for them stay there. ``entries`` is filled in by the loop,
     from the bank as it was at the start of the exchange. ``times`` counts draws with replacement: the client
     trains once and counts that often.
     """
@@ -85,6 +85,10 @@ class Assignment:
     def bytes(self) -> int:
         """Bytes sent to the client."""
         return sum(self.entries[key].bytes for key in dict.fromkeys(self.keys) if key not in self.own)
+
+    def bytes_up(self, update: Update) -> int:
+        """Bytes that the client's answer sends; its answers for ``own`` entries stay with it."""
+        return sum(part.bytes for key, part in update.parts.items() if key not in self.own)
 
 
 @dataclass(frozen=True)
@@ -132,11 +136,6 @@ class Update:
     note: Mapping[str, Any] = field(default_factory=dict)
     client: int = -1
     times: int = 1
-
-    @property
-    def bytes(self) -> int:
-        """Bytes sent to the server."""
-        return sum(part.bytes for part in self.parts.values())
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,13 @@ def is_under(name: str, prefix: str) -> bool:
     return prefix == "" or name == prefix or name.startswith(prefix + ".")
 
 
+def check_prefix(where: str, prefix: str, names: Sequence[str]) -> None:
+    """Raises ``ValueError`` if none of these parameters lies under the prefix; ``where`` says who asked."""
+    if not _any_under(names, [prefix]):
+        known = {".".join(n.split(".")[:i]) for n in names for i in range(1, n.count(".") + 2)}
+        raise ValueError(f"{where}: no parameter lies under {prefix!r}; {nearest(prefix, known)}")
+
+
 def _any_under(names: Iterable[str], prefixes: Sequence[str]) -> bool:
     return any(is_under(name, prefix) for name in names for prefix in prefixes)
 
@@ -265,9 +272,7 @@ def _ordered(
     for segment, given in groups.items():
         prefixes = [given] if isinstance(given, str) else list(given)
         for prefix in prefixes:
-            if not _any_under(every, [prefix]):
-                known = {".".join(n.split(".")[:i]) for n in every for i in range(1, n.count(".") + 2)}
-                raise ValueError(f"segment {segment!r}: no parameter lies under {prefix!r}; {nearest(prefix, known)}")
+            check_prefix(f"segment {segment!r}", prefix, every)
         members = [n for n, aliases in names.items() if _any_under(aliases, prefixes)]
         for name in members:
             if name in taken:

@@ -69,8 +69,10 @@ class Fit:
 
     ``steps`` wins over ``epochs`` and cycles over the rows; a fractional ``epochs`` is rounded to whole steps, at
     least one. Only ``segments`` are trained, everything else keeps its bits. With ``anchor`` (SVRG) the gradient
-    of the same batch at that vector is subtracted. ``slots`` are a kept local optimiser's moments. All
-    randomness comes from ``client.random(purpose)``; a purpose may be used once per program.
+    of the same batch at that vector is subtracted. ``slots`` are a kept local optimiser's moments (``{}`` starts
+    to keep them). ``since`` is the vector that drift is measured from: of a fit that continues another one, the
+    first one's start. All randomness comes from ``client.random(purpose)``; a purpose may be used once per
+    program. In all requests the loss ``None`` is the run's own, ``local.loss``.
     """
 
     start: Served
@@ -82,7 +84,8 @@ class Fit:
     segments: tuple[str, ...] | None = None
     terms: tuple[Term, ...] = ()
     anchor: Tensor | None = None
-    loss: str = "cross_entropy"
+    since: Tensor | None = None
+    loss: str | None = None
     loss_args: Mapping[str, float] = field(default_factory=dict)
     purpose: str = "fit"
     augment: tuple[str, ...] = ()
@@ -91,7 +94,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Drift:
-    """How far a local model went from the model it received; over all parameters and over the segment ``head``."""
+    """How far a local model went from the model it received (`Fit.since`); over all parameters, and over ``head``."""
 
     squared: tuple[float, ...] = ()
     """Squared Euclidean distance after each local epoch."""
@@ -123,7 +126,7 @@ class Evaluate:
 
     models: tuple[Served, ...]
     rows: Tensor
-    loss: str = "cross_entropy"
+    loss: str | None = None
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,7 @@ class Gradient:
     power: int = 1
     per: str = "batch"
     batch: int = 32
-    loss: str = "cross_entropy"
+    loss: str | None = None
     loss_args: Mapping[str, float] = field(default_factory=dict)
 
 

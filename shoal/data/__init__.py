@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from shoal import registry
-
+from .. import registry
 from .dataset import Dataset
 
 

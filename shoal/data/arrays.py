@@ -8,8 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from shoal.errors import DataError
-
+from ..errors import DataError
 from .dataset import Dataset
 from .source import Array, Decoded, Source, assemble, class_codes
 

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shoal.errors import DataError
-
+from ..errors import DataError
 from .source import Decoded, digest
 
 FORMAT = "shoal-rows-1"

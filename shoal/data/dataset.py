@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from shoal.errors import ConfigError, nearest
+from ..errors import ConfigError, nearest
 
 TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
     # Moves of pixels, on images [rows, height, width, channels]; exact in every bit.

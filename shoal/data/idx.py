@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shoal.errors import DataError
-
+from ..errors import DataError
 from .cache import cached
 from .dataset import Dataset
 from .source import Decoded, Limit, Normalize, Source, assemble, class_codes, located

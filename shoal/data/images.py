@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from shoal.errors import DataError
+from ..errors import DataError
 
 _GREY = ("1", "L", "LA", "La")
 _DEEP = ("I", "F", "I;16", "I;16B", "I;16L", "I;16N")

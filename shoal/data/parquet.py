@@ -12,8 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pydantic
 
-from shoal.errors import DataError, nearest
-
+from ..errors import DataError, nearest
 from .cache import cached
 from .dataset import Dataset
 from .images import decode_images
@@ -140,6 +139,8 @@ class Parquet(Source):
     def _decode(self, train: Sequence[Path], test: Sequence[Path]) -> Decoded:
         files = [*train, *test]
         counts = [self._check(path) for path in files]
+        if sum(counts) == 0:
+            raise DataError(f"{files[0].parent}: there is no row in {', '.join(path.name for path in files)}")
         with _open(files[0]) as file:
             names = _names(file.schema_arrow)
 

@@ -12,9 +12,8 @@ import numpy as np
 import pydantic
 import torch
 
-from shoal.errors import ConfigError, DataError, nearest
-from shoal.randomness import generator
-
+from ..errors import ConfigError, DataError, nearest
+from ..randomness import generator
 from .dataset import Column, Dataset
 from .splits import hold_out
 

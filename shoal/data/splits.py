@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shoal.errors import DataError
+from ..errors import DataError
 
 Array = np.ndarray
 

@@ -42,7 +42,7 @@ class Engine:
 
     def kernel(self) -> Kernel:
         """A new kernel, for one thread."""
-        return Kernel(self.models, self.dataset, self.device, self.precision)
+        return Kernel(self.models, self.dataset, self.device, self.precision, self.loss)
 
     def run(self, train: Train, jobs: Sequence[Job]) -> list[Outcome]:
         """The outcome of each job, in the order of the jobs."""

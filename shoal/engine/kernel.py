@@ -34,7 +34,7 @@ class Workspace:
 
     def __init__(self, model: Model, device: torch.device) -> None:
         self.model = model
-        self.module: nn.Module = model.build().to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.module: nn.Module = model.build().to(device)
         self.vector = torch.zeros(model.space.size, device=device)
         self.gradient = torch.zeros(model.space.size, device=device)
         model.space.bind(self.module, self.vector, self.gradient)
@@ -65,12 +65,18 @@ class Kernel:
     """Runs requests on one device. Use it from one thread only."""
 
     def __init__(
-        self, models: Mapping[str, Model], dataset: Dataset, device: torch.device, precision: str = "float32"
+        self,
+        models: Mapping[str, Model],
+        dataset: Dataset,
+        device: torch.device,
+        precision: str = "float32",
+        loss: str = "cross_entropy",
     ) -> None:
         self.models = models
         self.dataset = dataset
         self.device = device
         self.precision = precision
+        self.loss = loss
         self._workspaces: dict[str, Workspace] = {}
 
     def workspace(self, name: str) -> Workspace:
@@ -99,9 +105,12 @@ class Kernel:
         slices = space.slices(request.segments)
         stepper = Stepper(request.optimizer, space, slices, self.device, request.slots)
         changes = [augmentation(name) for name in request.augment]
-        loss = loss_of(request.loss)
+        # Apart from the order of the rows, so that an augmentation never changes which rows a step takes.
+        chance = client.when.random(f"{request.purpose}/augment", client.id) if changes else rng
+        loss = loss_of(request.loss or self.loss)
         batches = _Batches(self.dataset, request.rows)
-        start = request.start.vector.to(self.device)
+        since = request.start.vector if request.since is None else request.since
+        start = since.to(self.device)
         terms = [_placed(term, self.device) for term in request.terms]
         anchor = None if request.anchor is None else request.anchor.to(self.device)
         squared: list[tuple[Tensor, Tensor]] = []
@@ -113,7 +122,7 @@ class Kernel:
                     raise SimulatedCrash(f"simulated crash after {done} of {count} steps")
                 x, y = batches.take(step.positions)
                 for change in changes:
-                    x = change(x, rng)
+                    x = change(x, chance)
                 x = inputs(x)
                 value = self._backward(work, module, loss, x, y, request, client, done)
                 if anchor is not None:
@@ -134,7 +143,7 @@ class Kernel:
             if crash:
                 raise SimulatedCrash("simulated crash of a client without a step to take")
             vector, buffers = work.snapshot()
-        drift = _drift(squared, vector, request.start.vector, space.head)
+        drift = _drift(squared, vector, since, space.head)
         mean = float(total) / seen if seen else float("nan")
         slots = stepper.kept() if request.slots is not None else None
         return FitResult(vector, buffers, done, seen, mean, drift, slots)
@@ -184,10 +193,10 @@ class Kernel:
     # ---- Evaluate and Gradient ------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, models: Sequence[Served], rows: Tensor, loss: str = "cross_entropy") -> list[Score]:
+    def evaluate(self, models: Sequence[Served], rows: Tensor, loss: str | None = None) -> list[Score]:
         """Scores of these models on the rows, in evaluation mode; nothing is changed."""
         batches = _Batches(self.dataset, rows)
-        scorer = loss_of(loss)
+        scorer = loss_of(loss or self.loss)
         scores = []
         for served in models:
             work = self.workspace(served.model)
@@ -220,7 +229,7 @@ class Kernel:
         return result.cpu()
 
     def _by_batch(self, work: Workspace, request: Gradient, result: Tensor) -> None:
-        loss = loss_of(request.loss)
+        loss = loss_of(request.loss or self.loss)
         batches = _Batches(self.dataset, request.rows)
         seen = 0
         for dropout in work.dropouts:
@@ -244,7 +253,7 @@ class Kernel:
         # vmap over rows: one backward pass per row costs 23 fits for a small MLP, this about one.
         chunk = max(1, min(request.batch, 2**24 // max(1, space.size)))
         with work.holding(request.at, training=False) as module:
-            wrapped = _LossModule(module, loss_of(request.loss), request.loss_args)
+            wrapped = _LossModule(module, loss_of(request.loss or self.loss), request.loss_args)
 
             def one(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
                 values = {f"module.{name}": space.view(vector, name) for name in space.names}

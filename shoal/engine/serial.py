@@ -22,7 +22,7 @@ class Serial(Engine):
         return [run_job(self._kernel, train, job) for job in jobs]
 
     def score(self, pairs: Sequence[Pair]) -> list[list[Score]]:
-        return [self._kernel.evaluate(models, rows, self.loss) for models, rows in pairs]
+        return [self._kernel.evaluate(models, rows) for models, rows in pairs]
 
     def describe(self) -> str:
         return f"serial on {self.device}, {self.precision}"

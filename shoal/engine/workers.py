@@ -48,7 +48,7 @@ class Workers(Engine):
         return run_job(self._own(), train, job, self._stop.is_set)
 
     def _score(self, models: Sequence[Served], rows: Tensor) -> list[Score]:
-        return self._own().evaluate(models, rows, self.loss)
+        return self._own().evaluate(models, rows)
 
     def run(self, train: Train, jobs: Sequence[Job]) -> list[Outcome]:
         return self._gather([self._pool.submit(self._run, train, job) for job in jobs])

@@ -58,6 +58,10 @@ class Learner:
         result = yield self.request(start, client, **request)
         return Part(result.vector, result.buffers, steps=result.steps, loss=result.loss), {}
 
-    def extra(self, key: Key, old: Entry, group: Group, when: Moment) -> Mapping[str, Tensor]:
-        """The server half: which numbers of ``Entry.extra`` change, from those that the parts brought."""
+    def extra(self, key: Key, old: Entry, new: Entry, group: Group, when: Moment) -> Mapping[str, Tensor | None]:
+        """The server half: which numbers of ``Entry.extra`` change, from those that the parts brought.
+
+        ``new`` is the entry after the mean and the server step; ``None`` takes a number away, so that it is not
+        sent any more.
+        """
         return {}

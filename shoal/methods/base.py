@@ -102,26 +102,27 @@ class Method:
         return {"validation_loss": scores[0].loss}
 
     def merge_entry(
-        self, key: Key, old: Entry, group: Group, when: Moment, extra: Mapping[str, Tensor] | None = None
+        self, key: Key, old: Entry, group: Group, when: Moment, extra: Mapping[str, Tensor | None] | None = None
     ) -> Entry:
         """The next entry from all answers for it: mean, server step, buffers, and both kinds of extra.
 
         Every method builds its entries through this, so that a learner's numbers are never lost: ``extra`` adds
-        the method's own to the old ones and the learner's.
+        the method's own to the old ones and the learner's. ``None`` takes a number away.
         """
-        changes: dict[str, Any] = {"extra": {**old.extra, **self.learner.extra(key, old, group, when), **(extra or {})}}
+        new = old
         trained = [(p, w) for p, w in zip(group.parts, group.weights, strict=True) if p.vector is not None]
         if trained:
             parts, weights = tuple(p for p, _ in trained), tuple(w for _, w in trained)
-            group = replace(group, parts=parts, weights=weights)
-            vector, server = self.server.step(old, self.mean.combine(old, group), when, group.reported)
-            changes |= {
-                "vector": vector,
-                "server": server,
-                "buffers": merge_buffers(old.buffers, group),
-                "weight": float(np.sum(weights)),
-            }
-        return old.new(**changes)
+            sent = replace(group, parts=parts, weights=weights)
+            vector, server = self.server.step(old, self.mean.combine(old, sent), when, sent.reported)
+            new = old.new(
+                vector=vector,
+                server=server,
+                buffers=merge_buffers(old.buffers, sent),
+                weight=float(np.sum(weights)),
+            )
+        extras = {**old.extra, **self.learner.extra(key, old, new, group, when), **(extra or {})}
+        return new.new(extra={name: value for name, value in extras.items() if value is not None})
 
 
 def merge_buffers(old: Buffers, group: Group) -> Buffers:

@@ -14,8 +14,8 @@ class Costs(Measure):
     """Bytes, local steps and training loss of a round, all its exchanges together.
 
     - ``total_bytes_down``: what was sent to the clients (`Assignment.bytes`: vectors, buffers and extra),
-      whether they answered or not; ``total_bytes_up``: what those that answered sent (`Update.bytes`),
-      accepted or not;
+      whether they answered or not; ``total_bytes_up``: what those that answered sent (`Assignment.bytes_up`),
+      accepted or not. Entries that are a client's own already, and its answers for them, cost nothing;
     - ``bytes_down`` and ``bytes_up``: the same per participating client (their number is on the line, as
       ``clients``); null where nobody took part. A client that is drawn several times in a round trains and
       sends once;
@@ -28,7 +28,11 @@ class Costs(Measure):
         """Six lines."""
         clients = len({given.client for given in seen.assignments})
         down = sum(given.bytes for given in seen.assignments)
-        up = sum(outcome.answer.bytes for outcome in seen.outcomes if isinstance(outcome.answer, Update))
+        up = sum(
+            given.bytes_up(outcome.answer)
+            for given, outcome in zip(seen.assignments, seen.outcomes, strict=True)
+            if isinstance(outcome.answer, Update)
+        )
         lines: list[Line] = []
         for way, total in (("down", down), ("up", up)):
             each = total / clients if clients else None

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from .. import registry
-from ..errors import ConfigError, nearest
-from ..parameters import is_under
+from ..errors import ConfigError
+from ..parameters import check_prefix, is_under
 from .base import Model, Shape, set_mode
 from .own import GIVEN, build_own, is_own, parameters_of, resolve_own
 
@@ -102,14 +102,12 @@ def _maker(settings: Mapping[str, Any], shape: Shape, outputs: int) -> Callable[
 
 
 def _freeze(module: nn.Module, prefixes: Sequence[str]) -> None:
-    named = list(module.named_parameters(remove_duplicate=False))
+    named = dict(module.named_parameters(remove_duplicate=False))
     for prefix in prefixes:
-        below = [parameter for name, parameter in named if is_under(name, prefix)]
-        if not below:
-            known = {name.rpartition(".")[0] for name, _ in named} | {name for name, _ in named}
-            raise ConfigError(f"model.freeze: no parameter lies under {prefix!r}; {nearest(prefix, known - {''})}")
-        for parameter in below:
-            parameter.requires_grad_(False)
+        check_prefix("freeze", prefix, list(named))
+        for name, parameter in named.items():
+            if is_under(name, prefix):
+                parameter.requires_grad_(False)
 
 
 def _try(model: Model, kind: str, shape: Shape, outputs: int) -> None:

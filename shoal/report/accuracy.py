@@ -62,7 +62,7 @@ def _few(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]], targe
             title = title_of(target, names)
             traces += lines(spreads[variant, target], title, str(place), place, 100, members[0].boundaries)
         chart = figure(traces, "accuracy (%)", boundaries=members[0].boundaries, y_range=common)
-        charts.append(Chart(f"By {_noun(targets)}: {variant}", chart, wide=runs.single))
+        charts.append(Chart(f"By {_noun(targets)}" + ("" if runs.single else f": {variant}"), chart, wide=runs.single))
     legend = [Key(str(place), title_of(target, names), place) for place, target in enumerate(targets)]
     return group(charts, legend)
 
@@ -78,13 +78,20 @@ def _range(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]]) -> 
                     values.setdefault(round, []).append(value)
         traces = []
         rounds = sorted(values)
+        most = max((list(one) for one in found), key=len)
         for share, style in ((0.9, "dot"), (0.5, "solid"), (0.1, "dot")):
             level = Spread(rounds, [quantile(values[r], share) for r in rounds], [0.0] * len(rounds), 1)
             name = "median" if share == 0.5 else f"{share:.0%} of the targets are below"
             traces += lines(level, name, name, place, 100, dashed=style)
         edges = runs.variants[variant][0].boundaries
         chart = figure(traces, "accuracy (%)", boundaries=edges, y_range=(0, 100))
-        charts.append(Chart(f"Range over {len(found[0])} targets: {variant}", chart, wide=runs.single))
+        charts.append(
+            Chart(
+                f"Range over {len(most)} {_noun(most)}s" + ("" if runs.single else f": {variant}"),
+                chart,
+                wide=runs.single,
+            )
+        )
     return group(charts) + note(
         "Solid: the median over the targets. Dotted: a tenth of the targets lies below the lower line, a tenth "
         "above the upper one."

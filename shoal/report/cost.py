@@ -32,7 +32,7 @@ def _table(runs: Runs, comparison: Mapping[str, Any]) -> str:
     rows = [[describe(key).label, *(_cell(key, variant["numbers"]) for variant in variants.values())] for key in shown]
     engines = sorted({str(run.summary["engine"]) for run in runs.runs if run.summary.get("engine")})
     said = f"Engine: {', '.join(engines)}. " if engines else ""
-    return table("Costs" if runs.single else "Costs, mean ± standard deviation over seeds",
+    return table("What the run cost" if runs.single else "Costs, mean ± standard deviation over seeds",
                  ["Number", *(["Value"] if runs.single else variants)], rows) + note(
         said + "Seconds depend on the machine and on what else it did; bytes and steps do not."
     )  # fmt: skip

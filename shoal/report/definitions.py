@@ -18,8 +18,8 @@ TERMS = {
     "± (spread of the seeds)": "The sample standard deviation over the seeds. A difference of two variants is called "
     "beyond the spread if it is larger than the root of the sum of their variances: the standard deviation that the "
     "difference of two single runs would have. It is a reading aid, not a test.",
-    "Drop, dip": "A drop is a mean loss of at least one point in the first round after a boundary; a later dip is a "
-    "loss within five rounds that is at least two points deeper than that.",
+    "Drop, dip": "A drop is a mean change of at least one point downwards in the first round after a boundary. A "
+    "later dip is a worst of 5 rounds that is at least two points, and by half, below the worst of 1 round.",
 }
 
 

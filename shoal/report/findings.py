@@ -22,10 +22,10 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
         body = bullets(said) + _numbers(run.variant, comparison)
         return Section("findings", "What is seen", body)
     said = list(comparison["findings"]) or ["No run has finished yet; the charts show how far they are."]
-    found = rows(comparison)
+    found = rows(comparison, full=True)
     head = [heading.capitalize() if heading.islower() else heading for heading in found[0]]
     body = bullets(said) + table(
-        "The variants in numbers: mean ± standard deviation over seeds", head, [list(row.values()) for row in found]
+        "The variants in numbers, mean ± standard deviation over seeds", head, [list(row.values()) for row in found]
     )
     if any(len(v["seeds"]) > 1 for v in comparison["variants"].values()):
         body += note("Accuracy in percent; BWT_f, worst@1 and worst@5 in points. Definitions are at the end.")

@@ -96,7 +96,7 @@ class Runs:
     @cached_property
     def variants(self) -> dict[str, list[Run]]:
         """The runs of each variant, in the order of the configuration, seeds ascending."""
-        planned = list(self.config.get("variants") or {})
+        planned = [str(name) for name in self.config.get("variants") or {}]
         order = {name: place for place, name in enumerate(planned)}
         found: dict[str, list[Run]] = {}
         for run in sorted(self.runs, key=lambda r: (order.get(r.variant, len(order)), _natural(r.variant))):
@@ -108,11 +108,11 @@ class Runs:
         """The runs of the configuration that have no folder yet, as ``variant/seed``."""
         if self.single:
             return []
-        variants = list(self.config.get("variants") or {}) or list(self.variants)
+        variants = [str(name) for name in self.config.get("variants") or {}] or list(self.variants)
         seeds = [str(seed) for seed in self.config.get("seeds") or ()]
         present = {(run.variant, run.seed) for run in self.runs}
         if not seeds:
-            return [v for v in variants if v not in self.variants]
+            return [variant for variant in variants if variant not in self.variants]
         return [f"{v}/{s}" for v in variants for s in seeds if (v, s) not in present]
 
 

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor
 
-from shoal import registry
-from shoal.data.dataset import Dataset
-from shoal.errors import ConfigError
-from shoal.randomness import Name, generator
+from .. import registry
+from ..data.dataset import Dataset
+from ..errors import ConfigError
+from ..randomness import Name, generator
 
 Array = np.ndarray
 Names = tuple[Name, ...]

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from .base import Stream
+from .base import Holding, Stream
+from .tasks import TaskStream
 
 RANDOM = "random each round"
 
@@ -61,15 +63,15 @@ def _list(names: Sequence[str], most: int = 10) -> str:
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "") or "none"
 
 
-def _spans(stream: Stream, rounds: int) -> list[tuple[int, int]]:
+def _spans(stream: Stream) -> list[tuple[int, int | str]]:
     """The first and last round of each phase."""
-    ends = [*stream.boundaries, max(rounds, 1)]
-    return list(zip([1, *(end + 1 for end in ends[:-1])], ends, strict=True))
+    ends: list[int | str] = [*stream.boundaries, "the end"]
+    return list(zip([1, *(end + 1 for end in stream.boundaries)], ends, strict=True))
 
 
 def task_table(stream: Stream) -> Table:
     """Each task: its name, test and validation rows, original labels, and the outputs of its head."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for number, target in enumerate(stream.targets(1)):
         name = stream.task_names[number] if number < len(stream.task_names) else ""
         outputs = stream.task_outputs[number] if stream.task_outputs else stream.outputs
@@ -79,44 +81,50 @@ def task_table(stream: Stream) -> Table:
     return Table(title, ("task", "name", "test rows", "validation rows", "labels", "outputs"), rows)
 
 
-def phase_table(stream: Stream, clients: int = 10, most_phases: int = 20) -> Table:
+def phase_table(stream: Stream, clients: int = 10, most: int = 20) -> Table:
     """Phase by phase and client by client: the task, the number of rows, the original labels.
 
-    Where tasks are random each round there is one line per client and task, as far as the first rounds show it.
+    Where tasks are random each round, one line per client covers all of them: the least and the most rows, the
+    labels of all tasks. At most ``most`` phases are shown.
     """
     shown, note = _shown(stream, clients)
-    spans = _spans(stream, stream.boundaries[-1] + 1 if stream.boundaries else 1)
     notes = [note] if note else []
-    if len(spans) > most_phases:
-        notes.append(f"{len(spans) - most_phases} more phases are not shown")
     rows: list[tuple[str, ...]] = []
-    for phase, (first, last) in enumerate(spans[:most_phases]):
-        end = "end" if phase == len(spans) - 1 else str(last)
+    if isinstance(stream, TaskStream) and _random(stream):
         for client in shown:
-            held = stream.holding(client, first)
-            number = held.truth.get("task", held.task)
-            task = RANDOM if _random(stream) else str(number)
-            if not _random(stream) and isinstance(number, int) and number < len(stream.task_names):
-                task = f"{number} ({stream.task_names[number]})"
-            rows.append(
-                (
-                    str(phase),
-                    f"{first} to {end}",
-                    str(client),
-                    task,
-                    str(len(held.train)),
-                    str(len(held.validation)),
-                    _list(held_classes(stream, held.train)),
-                )
-            )
+            cells = [stream.cell(client, task) for task in range(stream.tasks)]
+            train, validation = [len(cell[0]) for cell in cells], [len(cell[1]) for cell in cells]
+            labels = held_classes(stream, torch.cat([cell[0] for cell in cells]))
+            rows.append(("all", "all", str(client), RANDOM, _range(train), _range(validation), _list(labels)))
+    else:
+        spans = _spans(stream)
+        if len(spans) > most:
+            notes.append(f"{len(spans) - most} more phases are not shown")
+        for phase, (first, last) in enumerate(spans[:most]):
+            for client in shown:
+                held = stream.holding(client, first)
+                sizes = str(len(held.train)), str(len(held.validation))
+                labels = held_classes(stream, held.train)
+                rows.append((str(phase), f"{first} to {last}", str(client), _task(stream, held), *sizes, _list(labels)))
     columns = ("phase", "rounds", "client", "task", "training rows", "validation rows", "labels")
     return Table("Who holds what", columns, rows, "; ".join(notes))
 
 
-def round_table(stream: Stream, rounds: int, clients: int = 10, most_rounds: int = 8) -> Table:
+def _range(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _task(stream: Stream, held: Holding) -> str:
+    number = held.truth.get("task", "")
+    named = isinstance(number, int) and number < len(stream.task_names)
+    return f"{number} ({stream.task_names[int(number)]})" if named else str(number)
+
+
+def round_table(stream: Stream, rounds: int, clients: int = 10, most: int = 8) -> Table:
     """The task of each client in some rounds, spread evenly from the first to the last."""
     shown, note = _shown(stream, clients)
-    picked = sorted({int(r) for r in np.linspace(1, max(rounds, 1), num=most_rounds).round()})
+    picked = sorted({int(r) for r in np.linspace(1, max(rounds, 1), num=most).round()})
     rows = [(str(client), *(str(stream.holding(client, r).truth.get("task", "")) for r in picked)) for client in shown]
     return Table("Tasks by round (a sample)", ("client", *(f"round {r}" for r in picked)), rows, note)
 

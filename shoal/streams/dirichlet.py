@@ -9,16 +9,17 @@ from typing import Annotated, Literal
 import numpy as np
 import pydantic
 
-from shoal.data.splits import stratified
-from shoal.errors import ConfigError, nearest
-from shoal.randomness import generator
-
+from ..data.splits import stratified
+from ..errors import ConfigError, nearest
+from ..randomness import generator
 from .cells import Array, Cells, Dealt, Names, Partition, Split, held_out
 
 Alpha = Annotated[float, pydantic.Field(gt=0)]
 Prior = Literal["frequency", "ones"]
 
 _REDRAWS = 1000
+_NUMBERS = 2 * 10**7
+"""How many random numbers all redraws may take together."""
 
 
 def dirichlet(weights: Array, alpha: float, rows: int, rng: np.random.Generator) -> Array:
@@ -168,22 +169,22 @@ class Dirichlet(Partition):
 
     def _by_class(self, sizes: Array, clients: int, names: Names) -> Array:
         best = -1
-        # At most some 10^8 random numbers, whatever is asked for.
-        redraws = max(1, min(_REDRAWS, 10**8 // max(1, len(sizes) * clients)))
+        redraws = max(1, min(_REDRAWS, _NUMBERS // max(1, len(sizes) * clients)))
         for attempt in range(redraws):
             rng = generator(*names, "mix", attempt)
             parts = dirichlet(np.ones(clients), self.alpha, len(sizes), rng)
             # Rounding the running sum loses no row and puts every count within one row of its share.
             ends = np.rint(np.cumsum(parts, axis=1) * sizes[:, None]).astype(np.int64)
             ends[:, -1] = sizes
-            counts = np.diff(np.minimum(ends, sizes[:, None]), axis=1, prepend=0)
+            counts: Array = np.diff(np.minimum(ends, sizes[:, None]), axis=1, prepend=0)
             smallest = int(counts.sum(axis=0).min())
             if smallest >= self.minimum:
                 return counts
             best = max(best, smallest)
         raise ConfigError(
-            f"partition.minimum: in {redraws} draws the smallest of {clients} clients never had {self.minimum} rows (at "
-            f"best {best}); raise alpha (it is {self.alpha:g}), lower minimum or the number of clients, or use by: client"
+            f"partition.minimum: in {redraws} draws the smallest of {clients} clients never had {self.minimum} rows "
+            f"(at best {best}); raise alpha (it is {self.alpha:g}), lower minimum or the number of clients, or use "
+            f"by: client"
         )
 
 
@@ -257,7 +258,7 @@ class Drawn(Split):
         chosen = [
             self._begins[c] + rng.choice(self._sizes[c], counts[c], replace=False) for c in np.flatnonzero(counts)
         ]
-        return self._pool[np.concatenate(chosen)]
+        return np.asarray(self._pool[np.concatenate(chosen)])
 
 
 class DrawnCells(Cells):

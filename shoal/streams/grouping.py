@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shoal.data.dataset import TRANSFORM_NAMES, Dataset
-from shoal.errors import ConfigError, nearest
-from shoal.randomness import generator
+from ..data.dataset import TRANSFORM_NAMES, Dataset
+from ..errors import ConfigError, nearest
+from ..randomness import generator
 
 Groups = Sequence[Sequence[int | str]]
 

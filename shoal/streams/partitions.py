@@ -9,10 +9,9 @@ from typing import Annotated
 import numpy as np
 import pydantic
 
-from shoal.data.splits import shares
-from shoal.errors import ConfigError
-from shoal.randomness import generator
-
+from ..data.splits import shares
+from ..errors import ConfigError
+from ..randomness import generator
 from .cells import Array, Dealt, Names, Partition, Split
 from .dirichlet import Dirichlet, Draw
 

@@ -9,8 +9,7 @@ import pydantic
 import torch
 from torch import Tensor
 
-from shoal.data.dataset import Dataset
-
+from ..data.dataset import Dataset
 from .base import Holding, Stream, Target
 from .cells import IID, Array, Cells, Partition, check_client, deal, make_partition
 

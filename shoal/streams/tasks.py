@@ -10,10 +10,9 @@ import numpy as np
 import pydantic
 import torch
 
-from shoal.data.dataset import Dataset
-from shoal.errors import ConfigError
-from shoal.randomness import generator
-
+from ..data.dataset import Dataset
+from ..errors import ConfigError
+from ..randomness import generator
 from .base import Holding, Stream, Target
 from .cells import IID, Partition, check_client, deal, make_partition
 from .grouping import Task, by_class, by_column, by_transform
@@ -52,11 +51,11 @@ class TaskStream(Stream):
     that comes back to a task finds the same rows. ``validation`` is the share of the client's rows of a task that is
     held back, never trained on. ``head: task`` gives every task a head of its own with labels of its own
     (``dataset.targets``), ``shared`` is one head over all labels; ``auto`` is ``task`` where the method keeps a model
-    per task. The data set of a client's round 0, the warm-up, is that of round 1.
+    per task. Round 0, the warm-up, has the rows of round 1.
 
-    Source of the three orders: federated continual learning with multi-task, synchronous and asynchronous clients,
-    cases 1 to 3 of the NetTailor-FCL setting; rounds count from 1 and phase ``p`` (from 0) ends with round
-    ``boundaries[p]``. Raises `ConfigError`.
+    Source of the orders: Venkatesha et al., "Addressing Client Drift in Federated Continual Learning with Adaptive
+    Optimization", arXiv:2203.13321, cases 1 to 3. Deviation: the paper's phase index ``ceil(r // Q)`` takes ``T + 1``
+    values; here phase ``p`` (from 0) is the rounds ``pQ + 1`` to ``(p + 1) Q``. Raises `ConfigError`.
     """
 
     def __init__(
@@ -128,6 +127,7 @@ class TaskStream(Stream):
 
     def task(self, client: int, round: int) -> int:
         """The task that a client trains in a round."""
+        check_client(client, self.clients)
         round = max(1, round)
         if self.order == "multi-task":
             return int(generator(self.seed, "stream", "task", client, round).integers(self.tasks))
@@ -138,13 +138,17 @@ class TaskStream(Stream):
 
     def holding(self, client: int, round: int) -> Holding:
         """The client's rows of its task in this round."""
-        check_client(client, self.clients)
         number = self.task(client, round)
-        task = self._made[number]
+        task, (train, validation) = self._made[number], self.cell(client, number)
         truth: dict[str, int | str] = {"task": number, "phase": self.phase(max(1, round))}
         if task.domain is not None:
             truth["domain"] = task.domain
-        return Holding(*hold(self._cells[number], task.train, client), task.test, number, truth)
+        return Holding(train, validation, task.test, number, truth)
+
+    def cell(self, client: int, task: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The client's training and validation rows of a task, whenever it trains it."""
+        check_client(client, self.clients)
+        return hold(self._cells[task], self._made[task].train, client)
 
     def targets(self, round: int) -> Sequence[Target]:
         """One per task, all of them in every round."""

@@ -14,7 +14,9 @@ from shoal.randomness import generator
 TASKS = ("identity", "rotate90", "rotate180", "rotate270", "mirror")
 
 
-def accuracies(seed: int, rounds: int, tasks: int, boundaries: Sequence[int], dip: Sequence[float]) -> list[list[float]]:
+def accuracies(
+    seed: int, rounds: int, tasks: int, boundaries: Sequence[int], dip: Sequence[float]
+) -> list[list[float]]:
     """A rising accuracy per round and task; ``dip[h]`` is lost h rounds into a new phase."""
     rng = generator(seed, "report-test")
     table = []
@@ -22,7 +24,8 @@ def accuracies(seed: int, rounds: int, tasks: int, boundaries: Sequence[int], di
         since = round - 1 - max([b for b in boundaries if b < round], default=-99)
         lost = dip[since] if 0 <= since < len(dip) else 0.0
         level = 0.93 - 0.8 * 0.8**round
-        table.append([min(1.0, max(0.0, level - lost + float(rng.normal(0, 0.008)))) for _ in range(tasks)])
+        noise = rng.normal(0, 0.008, tasks)
+        table.append([min(1.0, max(0.0, level - 0.02 * t - lost + float(noise[t]))) for t in range(tasks)])
     return table
 
 
@@ -103,7 +106,11 @@ def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
 def write_sweep(folder: Path, variants: Mapping[str, Mapping[str, Any]], seeds: Sequence[int], **more: Any) -> Path:
     """A folder of runs: ``variants`` has the settings of `write_run` for each."""
     folder.mkdir(parents=True)
-    config = {"name": folder.name, "variants": {name: {"method.kind": "fedsgd"} for name in variants}, "seeds": list(seeds)}
+    config = {
+        "name": folder.name,
+        "variants": {name: {"method.kind": "fedsgd"} for name in variants},
+        "seeds": list(seeds),
+    }
     (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
     for name, settings in variants.items():
         for seed in seeds:

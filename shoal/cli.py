@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -77,7 +77,7 @@ def show(config: Source, changes: Changes = None) -> None:
     out.print(f"\nmodel: {model.space.size:,} trainable parameters; segments " + _segments(model.space))
     for line in setup.stream.notes():
         out.print(f"note: {line}", markup=False)
-    for table in describe(setup.stream):
+    for table in describe(setup.stream, resolved.rounds):
         _print_table(table.title, table.columns, table.rows)
 
 
@@ -184,7 +184,7 @@ def _plain(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def _print_table(title: str, columns: list[str], body: list[list[str]]) -> None:
+def _print_table(title: str, columns: Sequence[str], body: Sequence[Sequence[str]]) -> None:
     table = Table(title=title, title_justify="left", show_header=any(columns))
     for column in columns:
         table.add_column(column, overflow="fold")

@@ -13,7 +13,7 @@ from .messages import Assignment, Client, Failure, Job, Outcome, Participant, Up
 from .metrics.base import Line, Seen
 from .participation import Selected
 from .randomness import Moment
-from .screening import diverged, fault, warning
+from .screening import Growth, diverged, fault
 from .setup import Setup
 from .streams.base import Holding
 
@@ -161,8 +161,9 @@ class Experiment:
         jobs = [self._job(given, when, clients, now.holdings, fates) for given in assignments]
         outcomes = self.engine.run(method.train, jobs)
         accepted = []
+        growth = Growth()
         for job, outcome in zip(jobs, outcomes, strict=True):
-            update = self._answer(job, outcome, fates[outcome.client], now)
+            update = self._answer(job, outcome, fates[outcome.client], growth, now)
             if update is not None:
                 accepted.append(update)
         now.assignments += assignments
@@ -212,7 +213,7 @@ class Experiment:
         return Job(given, client, held.test, fates[given.client].crash)
 
     @staticmethod
-    def _answer(job: Job, outcome: Outcome, fate: Selected, now: _Round) -> Update | None:
+    def _answer(job: Job, outcome: Outcome, fate: Selected, growth: Growth, now: _Round) -> Update | None:
         """The update that reaches the server, or ``None`` with a record of why there is none."""
         client = outcome.client
         if isinstance(outcome.answer, Failure):
@@ -227,7 +228,7 @@ class Experiment:
         if reason is not None:
             now.note("rejected", "rejected", client=client, reason=reason)
             return None
-        doubt = warning(update, job.given)
+        doubt = growth.warning(update, job.given)
         if doubt is not None:
             now.note("warning", client=client, reason=doubt)
         return update

@@ -33,15 +33,29 @@ def fault(update: Update, given: Assignment) -> str | None:
     return None
 
 
-def warning(update: Update, given: Assignment) -> str | None:
-    """What is suspicious about an accepted update, or ``None``."""
-    for key, part in update.parts.items():
-        old = given.entries.get(key)
-        if old is not None and part.vector is not None and part.vector.numel():
-            before, after = float(old.vector.abs().max()), float(part.vector.abs().max())
-            if before > 0 and after > GROWTH * before:
-                return f"entry {key!r}: the largest weight grew from {before:.3g} to {after:.3g}"
-    return None
+class Growth:
+    """Watches for largest weights that grow by a large factor; remembers those of the entries of one exchange."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, float] = {}
+
+    def warning(self, update: Update, given: Assignment) -> str | None:
+        """What is suspicious about an accepted update, or ``None``."""
+        for key, part in update.parts.items():
+            old = given.entries.get(key)
+            if old is not None and part.vector is not None and part.vector.numel():
+                if key not in self._before:
+                    self._before[key] = largest(old.vector)
+                before, after = self._before[key], largest(part.vector)
+                if before > 0 and after > GROWTH * before:
+                    return f"entry {key!r}: the largest weight grew from {before:.3g} to {after:.3g}"
+        return None
+
+
+def largest(values: Tensor) -> float:
+    """The largest magnitude; NaN if any value is NaN, infinite if any is. One pass, no copy."""
+    low, high = torch.aminmax(values)
+    return max(abs(float(low)), abs(float(high))) if not torch.isnan(low) else float("nan")
 
 
 def _wrong_size(part: Part, old: Entry | None) -> str | None:
@@ -87,8 +101,7 @@ def _finite(value: Tensor | float) -> bool:
         return math.isfinite(value)
     if not value.is_floating_point() or value.numel() == 0:
         return True
-    # One pass: the largest magnitude is NaN if any value is, and infinite if any is.
-    return bool(torch.isfinite(value.abs().max()))
+    return math.isfinite(largest(value))
 
 
 def diverged(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[str]:

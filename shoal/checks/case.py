@@ -8,11 +8,9 @@ from typing import Any
 
 from ..bank import State
 from ..config import Execution
-from ..engine import Engine, make_engine, one_torch_thread
+from ..engine import make_engine, one_torch_thread
 from ..experiment import Experiment
 from ..folder import dump
-from ..methods.base import Method
-from ..participation import Selection
 from ..setup import Setup
 from .fingerprint import difference, fingerprint
 from .law import require
@@ -165,6 +163,3 @@ def require_same_numbers(a: State, b: State, what: str) -> None:
 def raise_difference(what: str, a: Any, b: Any) -> None:
     """Breaks the law with the first difference of two values."""
     require(False, f"{what}: {difference(a, b) or 'they differ'}")
-
-
-__all__ = ["Case", "Method", "Run", "Selection"]

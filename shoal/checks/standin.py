@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -153,8 +154,6 @@ class StandinStream(Stream):
 
 
 def _retargeted(data: Dataset, targets: Tensor) -> Dataset:
-    from dataclasses import replace
-
     return replace(data, targets=targets)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..bank import Bank
 from ..engine import Engine
-from ..messages import Assignment, Client, Job, Outcome, Participant, Part, Update
+from ..messages import Assignment, Client, Job, Outcome, Part, Participant, Update
 from ..methods.base import Method
 from ..participation import Selected, Selection
 from ..randomness import Moment
@@ -73,17 +73,18 @@ class Raising(Around):
 
 
 class Probing(Around):
-    """Every program has a model probed before its first request and after its last."""
+    """Every program has a fresh model of what it received probed before its first request and after its last."""
 
-    def __init__(self, inner: Method, model: Served) -> None:
+    def __init__(self, inner: Method, models: Mapping[str, Served]) -> None:
         super().__init__(inner)
-        self.model = model
+        self.models = models
 
     def train(self, given: Assignment, client: Client) -> Generator[Any, Any, Any]:
         """The method's program between two probes."""
-        yield Probe("planted-first", self.model)
+        name = next((entry.model for entry in given.entries.values()), "main")
+        yield Probe("planted-first", self.models[name])
         answer = yield from self.run_program(given, client)
-        yield Probe("planted-last", self.model)
+        yield Probe("planted-last", self.models[name])
         return answer
 
 

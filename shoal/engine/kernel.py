@@ -139,11 +139,11 @@ class Kernel:
                 seen += len(y)
                 done += 1
                 if step.ends_epoch or done == count:
-                    squared.append(_squared(work.vector, start, space.head))
+                    squared.append(_squared(work, start))
             if crash:
                 raise SimulatedCrash("simulated crash of a client without a step to take")
+            drift = _drift(squared, work, start)
             vector, buffers = work.snapshot()
-        drift = _drift(squared, vector, since, space.head)
         mean = float(total) / seen if seen else float("nan")
         slots = stepper.kept() if request.slots is not None else None
         return FitResult(vector, buffers, done, seen, mean, drift, slots)
@@ -313,40 +313,50 @@ class _Batches:
 
 def _placed(term: Term, device: torch.device) -> Term:
     """A term with its tensors on the device, so that they are moved once and not in every step."""
-    if device.type == "cpu" or not dataclasses.is_dataclass(term):
+    if device.type == "cpu":
         return term
+    assert dataclasses.is_dataclass(term), "a term is a dataclass, so that its tensors can be moved and stacked"
     values = {f.name: getattr(term, f.name) for f in dataclasses.fields(term)}
     moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
     return dataclasses.replace(term, **moved)  # type: ignore[type-var,return-value]
 
 
-def _squared(vector: Tensor, start: Tensor, head: slice) -> tuple[Tensor, Tensor]:
-    away = vector - start
-    return torch.dot(away, away), torch.dot(away[head], away[head])
+def _squared(work: Workspace, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Squared distances to the start, over all and over the head; leaves the difference in ``work.gradient``.
+
+    The gradient is zeroed before the next step anyway; a fresh tensor per epoch would cost more than the sum.
+    """
+    away = torch.sub(work.vector, start, out=work.gradient)
+    head = away[work.model.space.head]
+    return torch.dot(away, away), torch.dot(head, head)
 
 
-def _drift(squared: Sequence[tuple[Tensor, Tensor]], end: Tensor, start: Tensor, head: slice) -> Drift:
+def _drift(squared: Sequence[tuple[Tensor, Tensor]], work: Workspace, start: Tensor) -> Drift:
+    """The drift of a fit that just ended, so that ``work.gradient`` holds the difference to the start."""
     if not squared:
         return Drift()
     whole, inside = [float(a) for a, _ in squared], [float(b) for _, b in squared]
+    head = work.model.space.head
     return Drift(
         tuple(whole),
         tuple(inside),
         whole[-1] ** 0.5,
         inside[-1] ** 0.5,
-        cosine_distance(end, start),
-        cosine_distance(end[head], start[head]),
+        cosine_distance(start, work.gradient, whole[-1]),
+        cosine_distance(start[head], work.gradient[head], inside[-1]),
     )
 
 
-def cosine_distance(a: Tensor, b: Tensor) -> float:
-    """1 - cos(a, b), accurate for close vectors; 0 if both are zero, 1 if one is.
+def cosine_distance(start: Tensor, away: Tensor, squared: float) -> float:
+    """1 - cos between ``start`` and ``start + away``, accurate when they are close; ``squared`` is ``|away|^2``.
 
-    From ``|a-b|^2 - (|a|-|b|)^2 = 2 |a||b| (1 - cos)``: nothing cancels when a and b are close.
+    From ``|a-b|^2 - (|a|-|b|)^2 = 2 |a||b| (1 - cos)``, with ``|a|-|b| = (|a|^2-|b|^2) / (|a|+|b|)``: nothing
+    cancels. 0 if both vectors are zero, 1 if one is.
     """
-    na, nb = float(torch.linalg.vector_norm(a)), float(torch.linalg.vector_norm(b))
-    if na == 0 or nb == 0:
-        return 0.0 if na == nb else 1.0
-    away = a - b
-    lengths = float(torch.dot(away, a + b)) / (na + nb)
-    return max(0.0, (float(torch.dot(away, away)) - lengths**2) / (2 * na * nb))
+    length = float(torch.dot(start, start))
+    growth = 2 * float(torch.dot(away, start)) + squared
+    before, after = length**0.5, max(0.0, length + growth) ** 0.5
+    if before == 0 or after == 0:
+        return 0.0 if before == after else 1.0
+    distance = (squared - (growth / (before + after)) ** 2) / (2 * before * after)
+    return max(0.0, distance)

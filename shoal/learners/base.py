@@ -62,6 +62,7 @@ class Learner:
         """The server half: which numbers of ``Entry.extra`` change, from those that the parts brought.
 
         ``new`` is the entry after the mean and the server step; ``None`` takes a number away, so that it is not
-        sent any more.
+        sent any more. Parts without the learner's numbers must be left alone: a method may have answers, or
+        whole entries, that it made itself.
         """
         return {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +13,8 @@ from .series import Spread, Target, by_target, mean_curve, over_seeds, quantile,
 
 MANY = 10
 """With more targets than this (a hundred clients, say) their range is drawn instead of every one."""
+Curves = Mapping[str, Sequence[Mapping[Target, Mapping[int, float]]]]
+"""Variant -> for each seed: target -> round -> accuracy."""
 LISTED = 60
 """How many targets the table lists."""
 PANELS = 12
@@ -31,7 +32,7 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     body += _few(runs, curves, targets) if len(targets) <= MANY else _range(runs, curves)
     if len(runs.variants) > PANELS:
         body += note(f"Charts of the first {PANELS} of {len(runs.variants)} variants.")
-    body += note(_explain(runs))
+    body += note(_explain(runs, _noun(targets)))
     body += _final(runs, curves, targets)
     return Section("accuracy", "Accuracy over rounds", body)
 
@@ -46,28 +47,38 @@ def _overall(runs: Runs, targets: Sequence[Target]) -> str:
     return group([Chart(f"Mean over the {_noun(targets)}s, by variant", chart, wide=True)], legend)
 
 
-def _few(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]], targets: Sequence[Target]) -> str:
+def _few(runs: Runs, curves: Curves, targets: Sequence[Target]) -> str:
+    """A chart per variant with every target: of one seed, or the mean over seeds, as the reader chooses."""
     names = _names(runs)
-    spreads = {
-        (variant, target): over_seeds(one.get(target, {}) for one in found)
-        for variant, found in curves.items()
-        for target in targets
-    }
-    edges = [100 * value for s in spreads.values() for value in (*_low(s), *_high(s))]
-    common = span(edges, 0, 100)
-    charts = []
+    seeds = list(dict.fromkeys(run.seed for members in runs.variants.values() for run in members))
+    mean = "mean over the seeds"
+    # One seed comes first: every seed has an order of its own, and the mean smears what happens at a boundary.
+    views = [*(f"seed {seed}" for seed in seeds), mean] if len(seeds) > 1 else []
+    panels = []
     for variant, members in list(runs.variants.items())[:PANELS]:
+        shown = [(mean if views else None, range(len(members)))]
+        shown += [(f"seed {run.seed}", range(i, i + 1)) for i, run in enumerate(members)] if views else []
+        spreads = [
+            (view, place, over_seeds(curves[variant][i].get(target, {}) for i in chosen))
+            for view, chosen in shown
+            for place, target in enumerate(targets)
+        ]
+        panels.append((variant, members[0].boundaries, spreads))
+    common = span([100 * v for _, _, spreads in panels for _, _, s in spreads for v in s.mean], 0, 100)
+    charts = []
+    for variant, edges, spreads in panels:
         traces = []
-        for place, target in enumerate(targets):
-            title = title_of(target, names)
-            traces += lines(spreads[variant, target], title, str(place), place, 100, members[0].boundaries)
-        chart = figure(traces, "accuracy (%)", boundaries=members[0].boundaries, y_range=common)
-        charts.append(Chart(f"By {_noun(targets)}" + ("" if runs.single else f": {variant}"), chart, wide=runs.single))
+        for view, place, spread in spreads:
+            title = title_of(targets[place], names)
+            traces += lines(spread, title, str(place), place, 100, edges, view=view)
+        chart = figure(traces, "accuracy (%)", boundaries=edges, y_range=common)
+        title = f"By {_noun(targets)}" + ("" if runs.single else f": {variant}")
+        charts.append(Chart(title, chart, wide=len(panels) == 1))
     legend = [Key(str(place), title_of(target, names), place) for place, target in enumerate(targets)]
-    return group(charts, legend)
+    return group(charts, legend, views)
 
 
-def _range(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]]) -> str:
+def _range(runs: Runs, curves: Curves) -> str:
     """For many targets: the median, and the range from the 10th to the 90th percentile, all seeds together."""
     charts = []
     for place, (variant, found) in enumerate(list(curves.items())[:PANELS]):
@@ -98,16 +109,19 @@ def _range(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]]) -> 
     )
 
 
-def _explain(runs: Runs) -> str:
-    said = "Accuracy on each target's test rows."
+def _explain(runs: Runs, noun: str) -> str:
+    said = f"Accuracy on the test rows of each {noun}."
     if any(run.boundaries for run in runs.runs):
         said += " Dashed vertical lines are phase boundaries: there the clients go on to their next task."
     if any(len(members) > 1 for members in runs.variants.values()):
-        said += " Lines are means over the seeds, bands are one standard deviation to either side."
+        said += (
+            f" The charts by {noun} show one seed, or the mean over the seeds: choose above them. Around a mean over "
+            "seeds, bands are one standard deviation to either side."
+        )
     return said + " Click or tap a name to hide or show its line."
 
 
-def _final(runs: Runs, curves: Mapping[str, Sequence[Mapping[Target, Any]]], targets: Sequence[Target]) -> str:
+def _final(runs: Runs, curves: Curves, targets: Sequence[Target]) -> str:
     names = _names(runs)
 
     def cell(variant: str, target: Target) -> str:
@@ -140,11 +154,3 @@ def _boundaries(runs: Runs) -> tuple[int, ...]:
     """The boundaries, where all runs have the same."""
     found = {run.boundaries for run in runs.runs if run.lines}
     return found.pop() if len(found) == 1 else ()
-
-
-def _low(spread: Spread) -> list[float]:
-    return [m - s for m, s in zip(spread.mean, spread.sd, strict=True) if math.isfinite(m)]
-
-
-def _high(spread: Spread) -> list[float]:
-    return [m + s for m, s in zip(spread.mean, spread.sd, strict=True) if math.isfinite(m)]

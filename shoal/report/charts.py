@@ -62,16 +62,22 @@ def lines(
     boundaries: Collection[int] = (),
     digits: str = ".1f",
     dashed: str | None = None,
+    floor: float | None = None,
+    view: str | None = None,
 ) -> list[go.Scatter]:
-    """The traces of one curve: its mean over seeds, and a band of one standard deviation where there are seeds."""
+    """The traces of one curve: its mean over seeds, and a band of one standard deviation where there are seeds.
+
+    The band ends at ``floor``, if the number cannot be lower. With a ``view`` the curve shows only in that one.
+    """
     chosen = thinned(spread.rounds, boundaries)
     rounds = [spread.rounds[i] for i in chosen]
     mean = [_short(spread.mean[i] * scale) for i in chosen]
     sd = [_short(spread.sd[i] * scale) for i in chosen]
+    meta = None if view is None else {"view": view}
     traces = []
     if any(sd):
-        edges = [_short(m + s) for m, s in zip(mean, sd, strict=True)]
-        edges += [_short(m - s) for m, s in zip(reversed(mean), reversed(sd), strict=True)]
+        low = [m - s if floor is None else max(floor, m - s) for m, s in zip(mean, sd, strict=True)]
+        edges = [_short(m + s) for m, s in zip(mean, sd, strict=True)] + [_short(v) for v in reversed(low)]
         traces.append(
             go.Scatter(
                 x=rounds + rounds[::-1],
@@ -83,6 +89,7 @@ def lines(
                 hoverinfo="skip",
                 legendgroup=group,
                 showlegend=False,
+                meta=meta,
             )
         )
     more = f" ± %{{customdata:{digits}}}" if any(sd) else ""
@@ -93,6 +100,7 @@ def lines(
             name=plain(name),
             legendgroup=group,
             showlegend=False,
+            meta=meta,
             customdata=sd if any(sd) else None,
             mode="lines+markers" if len(rounds) <= 60 else "lines",
             marker={"size": 4, "color": colour(place)},
@@ -140,17 +148,23 @@ def figure(
     if from_zero:
         layout["yaxis"]["rangemode"] = "tozero"
     if logarithmic:
-        layout["yaxis"].update(type="log", exponentformat="power", dtick=1)
+        layout["yaxis"].update(type="log", exponentformat="power")
     return go.Figure(list(traces), layout)
 
 
-def group(charts: Sequence[Chart], legend: Sequence[Key] = ()) -> str:
-    """Charts that belong together, under one legend, as many side by side as the page is wide."""
+def group(charts: Sequence[Chart], legend: Sequence[Key] = (), views: Sequence[str] = ()) -> str:
+    """Charts that belong together, under one legend, as many side by side as the page is wide.
+
+    With ``views`` the reader chooses which of them all the charts show; the first one is shown at the start.
+    """
+    choice = ""
+    if views:
+        options = "".join(f"<option>{esc(view)}</option>" for view in views)
+        choice = f'<label class="views">Show <select autocomplete="off">{options}</select></label>'
     keys = "".join(_key(key) for key in legend)
     legend_html = f'<div class="legend" role="group" aria-label="Legend">{keys}</div>' if keys else ""
-    return (
-        f'<div class="charts">{legend_html}<div class="grid">{"".join(_frame(chart) for chart in charts)}</div></div>'
-    )
+    frames = "".join(_frame(chart) for chart in charts)
+    return f'<div class="charts">{choice}{legend_html}<div class="grid">{frames}</div></div>'
 
 
 def _key(key: Key) -> str:

@@ -48,7 +48,7 @@ def _seconds(runs: Runs) -> str:
     for place, (variant, members) in enumerate(runs.variants.items()):
         spread = over_seeds(_curve(run) for run in members)
         if spread.rounds:
-            traces += lines(spread, variant, variant, place, 1, digits=".3g")
+            traces += lines(spread, variant, variant, place, 1, digits=".3g", floor=0)
             legend.append(Key(variant, variant, place))
     if not traces:
         return ""

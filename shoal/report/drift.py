@@ -29,7 +29,7 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
                 curves = [curve(run.metrics.get(metric, []), over=scope) for run in members]
                 spread = over_seeds({r: v for r, v in one.items() if r > 0} for one in curves)
                 if spread.rounds:
-                    traces += lines(spread, variant, variant, place, 1, members[0].boundaries, digits=".3g")
+                    traces += lines(spread, variant, variant, place, 1, members[0].boundaries, digits=".3g", floor=0)
                     legend[variant] = Key(variant, variant, place)
             if traces:
                 edges = next(iter(runs.runs)).boundaries

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..comparison import COLUMNS, rows, run_findings
+from ..comparison import COLUMNS, rows
 from .load import Run, Runs
 from .numbers import describe, written
 from .parts import Section, bullets, note, table
+from .sentences import run_findings
 from .series import mean_curve
 
 _ONE = (*COLUMNS, "acc_weighted", "client_steps_per_second", "peak_memory_mb", "trainable_parameters", "model_bytes")

@@ -137,7 +137,7 @@ def _one(folder: Path) -> Runs:
     config, text = _configuration(folder)
     name = str(config.get("name") or folder.resolve().name)
     if _is_run(folder):
-        return Runs(folder, name, (_run(folder, name, ""),), config, text, single=True)
+        return Runs(folder, _full_name(folder, name), (_run(folder, name, ""),), config, text, single=True)
     found = [path for path in _below(folder, DEPTH) if _is_run(path)]
     runs = []
     for path in found:
@@ -153,6 +153,14 @@ def _one(folder: Path) -> Runs:
             f"found neither. Give the folder that `shoal run` wrote, such as runs/NAME"
         )
     return Runs(folder, name, tuple(runs), config, text)
+
+
+def _full_name(folder: Path, name: str) -> str:
+    """The name of a run on its own; of one among several (``DIR/VARIANT/SEED``), with its variant and seed."""
+    variant = folder.resolve().parent
+    siblings = _configuration(variant.parent)[0].get("variants")
+    known = isinstance(siblings, Mapping) and variant.name in {str(v) for v in siblings}
+    return f"{name}: {variant.name}, seed {folder.resolve().name}" if known else name
 
 
 def _run(folder: Path, variant: str, seed: str) -> Run:

@@ -172,15 +172,15 @@ def written(key: str, mean: float | None, sd: float | None = None, unit: bool = 
     # A rounded zero has no sign: "-0.0" would read as a drop.
     text = text.removeprefix("-") if not text.strip("-0.") else sign + text
     if sd is not None:
-        text += " ± " + (_plain(sd) if digits < 0 else f"{sd * scale:,.{digits}f}")
+        text += " ± " + (_plain(sd, mean or sd) if digits < 0 else f"{sd * scale:,.{digits}f}")
     return f"{text} {suffix}" if unit and suffix else text
 
 
-def _plain(value: float) -> str:
-    """Three significant digits, without an exponent where that is short."""
+def _plain(value: float, like: float | None = None) -> str:
+    """Three significant digits (those of ``like``), without an exponent where that is short."""
     if value == 0:
         return "0"
-    digits = 2 - math.floor(math.log10(abs(value)))
+    digits = 2 - math.floor(math.log10(abs(like if like else value)))
     if digits > 6:
         return f"{value:.2e}"
     return f"{value:,.{max(0, digits)}f}"

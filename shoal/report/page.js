@@ -28,8 +28,13 @@
   function draw(element) {
     const spec = JSON.parse(element.nextElementSibling.textContent);
     const { data, layout } = coloured(spec, "", getComputedStyle(document.documentElement));
-    const off = hidden(element.closest(".charts"));
-    for (const trace of data) if (off.has(trace.legendgroup)) trace.visible = false;
+    const charts = element.closest(".charts");
+    const off = hidden(charts);
+    const view = charts.querySelector(".views select")?.value;
+    for (const trace of data) {
+      const elsewhere = trace.meta && trace.meta.view !== view;
+      if (off.has(trace.legendgroup) || elsewhere) trace.visible = false;
+    }
     // On a touch screen a drag must scroll the page, not zoom the chart.
     layout.dragmode = coarse.matches ? false : "zoom";
     return Plotly.react(element, data, layout, config);
@@ -42,6 +47,9 @@
       button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") === "false"));
       button.closest(".charts").querySelectorAll(".chart").forEach(draw);
     });
+  }
+  for (const select of document.querySelectorAll(".views select")) {
+    select.addEventListener("change", () => select.closest(".charts").querySelectorAll(".chart").forEach(draw));
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", all);
   coarse.addEventListener("change", all);

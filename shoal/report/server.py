@@ -10,11 +10,11 @@ from .load import Runs
 from .parts import Section, note
 from .series import curve, over_seeds
 
-KINDS = {"median_sqrt_v": "Median of sqrt(v)", "effective_step": "Median of rate / denominator"}
+KINDS = {"median_sqrt_v": "sqrt(v)", "effective_step": "Effective step (rate / denominator)"}
 
 
 def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
-    """Two charts on a logarithmic scale, means over the entries that took a step in the round."""
+    """Two charts on a logarithmic scale: medians over an entry's coordinates, means over the entries of the round."""
     charts, legend = [], {}
     for metric, title in KINDS.items():
         traces = []
@@ -28,7 +28,7 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
                 legend[variant] = Key(variant, variant, place)
         if traces:
             edges = next(iter(runs.runs)).boundaries
-            drawn = figure(traces, title.lower(), boundaries=edges, logarithmic=True, height=240)
+            drawn = figure(traces, title.partition(" (")[0].lower(), boundaries=edges, logarithmic=True, height=240)
             charts.append(Chart(title, drawn))
     if not charts:
         return Section("server", "Server step", "")
@@ -36,11 +36,12 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     settings = [
         f"{variant}: {step}"
         for variant, members in runs.variants.items()
-        if (step := _settings(members[0].records.get("model", [])))
+        if variant in legend and (step := _settings(members[0].records.get("model", [])))
     ]
     body += note(
-        "Where sqrt(v) is far below tau (or the calibration's constant), the server is plain momentum with another "
-        "rate; where it is far above, the constant does nothing. " + "; ".join(settings)
+        "Medians over the coordinates of an entry, means over the entries. Where sqrt(v) is far below tau (or the "
+        "calibration's constant), the server is plain momentum with another rate; where it is far above, the "
+        "constant does nothing. " + "; ".join(settings)
     )
     return Section("server", "Server step", body)
 
@@ -49,4 +50,8 @@ def _settings(records: list[Mapping[str, Any]]) -> str:
     server = records[0].get("server") if records else None
     if not isinstance(server, Mapping):
         return ""
-    return ", ".join(f"{name} {value}" for name, value in server.items() if not isinstance(value, Mapping | list))
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in server.items()
+        if isinstance(value, int | float | str) and value is not False
+    )

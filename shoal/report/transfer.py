@@ -34,6 +34,8 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
 def _table(runs: Runs, comparison: Mapping[str, Any]) -> str:
     variants = comparison["variants"]
     shown = [r for r in READINGS if any(f"bwt_f.{r}" in v["numbers"] for v in variants.values())]
+    if not any(v["numbers"].get("bwt_f.missing", {}).get("mean") for v in variants.values()):
+        shown = [r for r in shown if r != "missing"]
     if runs.single:
         numbers = next(iter(variants.values()))["numbers"]
         rows: list[list[str]] = [

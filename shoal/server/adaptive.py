@@ -111,9 +111,7 @@ class Adaptive(RatedServer):
         """The next second moments, as new tensors, from the old ones and ``g ** 2``."""
         raise NotImplementedError
 
-    def step(
-        self, old: Entry, mean: Tensor, when: Moment, reported: float
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def step(self, old: Entry, mean: Tensor, when: Moment, reported: float) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The next vector, and ``m``, the second moments and ``steps``."""
         kept = old.server if self._continues(old) else self._start(old.vector)
         delta = mean - old.vector

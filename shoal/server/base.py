@@ -31,9 +31,7 @@ class ServerOptimizer:
     reads_reported: ClassVar[bool] = False
     """Whether it reads the participants' validation loss; methods then have clients report it."""
 
-    def step(
-        self, old: Entry, mean: Tensor, when: Moment, reported: float
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def step(self, old: Entry, mean: Tensor, when: Moment, reported: float) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The entry's next vector and its next ``Entry.server``, from its old self and the clients' mean.
 
         The pseudo-gradient is ``mean - old.vector`` (the direction in which the clients went). ``reported``
@@ -62,9 +60,7 @@ class RatedServer(ServerOptimizer):
 
     def __init__(self, lr: float) -> None:
         if not 0 < lr < math.inf:
-            raise ValueError(
-                f"lr must be positive and finite; got {lr}. The clients' direction is already a descent"
-            )
+            raise ValueError(f"lr must be positive and finite; got {lr}. The clients' direction is already a descent")
         self.lr = lr
 
     def rate(self, when: Moment) -> float:

@@ -83,9 +83,7 @@ def _over_all(values: Sequence[Tensor], share: Sequence[float]) -> Tensor:
     return torch.where(change == 0, values[0], (first + change).to(values[0].dtype))
 
 
-def _over_senders(
-    old: Tensor, parts: Sequence[tuple[Tensor, Tensor | None]], share: Sequence[float]
-) -> Tensor:
+def _over_senders(old: Tensor, parts: Sequence[tuple[Tensor, Tensor | None]], share: Sequence[float]) -> Tensor:
     first = old
     for x, mask in reversed(parts):
         first = x if mask is None else torch.where(mask, x, first)

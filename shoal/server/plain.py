@@ -23,9 +23,7 @@ class SGD(RatedServer):
     def __init__(self, *, lr: float = 1.0) -> None:
         super().__init__(lr)
 
-    def step(
-        self, old: Entry, mean: Tensor, when: Moment, reported: float
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def step(self, old: Entry, mean: Tensor, when: Moment, reported: float) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The next vector; it keeps no numbers."""
         rate = self.rate(when)
         vector = mean if rate == 1 else old.vector + (mean - old.vector) * rate
@@ -60,9 +58,7 @@ class Momentum(RatedServer):
         self.form = form
         self.nesterov = nesterov
 
-    def step(
-        self, old: Entry, mean: Tensor, when: Moment, reported: float
-    ) -> tuple[Tensor, Mapping[str, Tensor]]:
+    def step(self, old: Entry, mean: Tensor, when: Moment, reported: float) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The next vector, and ``m``."""
         share = 1 - self.beta if self.form == "ema" else 1.0
         delta = mean - old.vector

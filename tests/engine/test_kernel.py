@@ -39,17 +39,17 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
 
 
-@pytest.fixture()
+@pytest.fixture
 def model() -> Model:
     return Model("main", mlp)
 
 
-@pytest.fixture()
+@pytest.fixture
 def kernel(model: Model) -> Kernel:
     return Kernel({"main": model}, table(), CPU)
 
 
-@pytest.fixture()
+@pytest.fixture
 def start(model: Model) -> Entry:
     return model.initial(generator(0, "start"))
 
@@ -149,10 +149,17 @@ def test_cosine_distance_of_close_vectors_does_not_cancel() -> None:
     a = torch.from_numpy(rng.normal(size=1000).astype(np.float32))
     b = a + 1e-4 * torch.from_numpy(rng.normal(size=1000).astype(np.float32))
     exact = 1 - float(a.double() @ b.double() / (a.double().norm() * b.double().norm()))
-    assert cosine_distance(a, b) == pytest.approx(exact, rel=1e-3)
-    assert cosine_distance(a, -a) == pytest.approx(2)
-    assert cosine_distance(a * 0, a * 0) == 0
-    assert cosine_distance(a * 0, a) == 1
+
+
+    def distance(start: Tensor, end: Tensor) -> float:
+        away = end - start
+        return cosine_distance(start, away, float(away @ away))
+
+    assert distance(a, b) == pytest.approx(exact, rel=1e-3)
+    assert distance(a, -a) == pytest.approx(2)
+    assert distance(a * 0, a * 0) == 0
+    assert distance(a * 0, a) == 1
+    assert distance(a, a * 3) == pytest.approx(0, abs=1e-6)
 
 
 def test_only_the_named_segments_move(kernel: Kernel, model: Model, start: Entry) -> None:
@@ -237,7 +244,8 @@ def test_evaluate_gives_mean_loss_and_accuracy(kernel: Kernel, model: Model, sta
     assert score.loss == pytest.approx(float(F.cross_entropy(outputs, kernel.dataset.labels)), rel=1e-5)
     assert score.accuracy == int((outputs.argmax(1) == kernel.dataset.labels).sum()) / ROWS
     (empty,) = kernel.evaluate([Served.of(start)], torch.arange(0))
-    assert np.isnan(empty.loss) and empty.rows == 0
+    assert np.isnan(empty.loss)
+    assert empty.rows == 0
 
 
 def test_a_crash_comes_half_way(kernel: Kernel, start: Entry) -> None:
@@ -281,9 +289,11 @@ def test_a_batchnorm_model_drops_a_last_batch_of_one_row() -> None:
     start = model.initial(generator(0))
     result = kernel.fit(Fit(Served.of(start), torch.arange(33), epochs=2, batch=32), client(33))
     assert (result.steps, result.rows) == (2, 64)
-    assert result.buffers.counters is not None and result.buffers.counters.tolist() == [2]
+    assert result.buffers.counters is not None
+    assert result.buffers.counters.tolist() == [2]
     alone = kernel.fit(Fit(Served.of(start), torch.arange(1), steps=5), client(1))
-    assert alone.steps == 0 and torch.equal(alone.vector, start.vector)
+    assert alone.steps == 0
+    assert torch.equal(alone.vector, start.vector)
 
 
 def test_gradients_and_evaluations_leave_buffers_alone() -> None:
@@ -296,11 +306,13 @@ def test_gradients_and_evaluations_leave_buffers_alone() -> None:
     kernel.evaluate([Served.of(start)], torch.arange(ROWS))
     again = kernel.fit(fit, client())
     assert torch.equal(expected.vector, again.vector)
-    assert expected.buffers.floats is not None and again.buffers.floats is not None
+    assert expected.buffers.floats is not None
+    assert again.buffers.floats is not None
     assert torch.equal(expected.buffers.floats, again.buffers.floats)
     anchored = kernel.fit(replace(fit, steps=1, anchor=start.vector), client())
     plain = kernel.fit(replace(fit, steps=1), client())
-    assert anchored.buffers.floats is not None and plain.buffers.floats is not None
+    assert anchored.buffers.floats is not None
+    assert plain.buffers.floats is not None
     assert torch.equal(anchored.buffers.floats, plain.buffers.floats)
 
 

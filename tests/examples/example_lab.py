@@ -248,14 +248,13 @@ def on_digits(folder: Path, **parts: Any) -> shoal.Result:
     """A whole run on the bundled digits as a user would start it, on a stream that comes with the package."""
     base = {
         "name": "example",
-        "rounds": 4,
+        "rounds": 6,
         "data": {"kind": "digits", "limit": 300, "limit_test": 100},
         "stream": {"kind": "static", "clients": 4},
-        "model": {"kind": "mlp", "hidden": [8]},
-        "local": {"lr": 0.1, "batch_size": 16},
+        "model": {"kind": "mlp", "hidden": [16]},
+        "local": {"lr": 0.3, "epochs": 2, "batch_size": 16},
         "execution": {"workers": 2},
     }
-    print(shoal, vars(shoal).keys())
     result = shoal.run(merged(base, parts), out=folder)
     assert result.summary["finished"]
     problems = result.summary["problems"]

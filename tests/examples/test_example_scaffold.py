@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from example_lab import QUADRATICS, changed, config, digits, on_digits, play, prove, quadratics
+from example_lab import QUADRATICS, changed, config, on_digits, play, prove, quadratics
 
 from shoal.learners.base import Learner
 from shoal.messages import Part
@@ -27,8 +27,8 @@ class Scaffold(Learner):
         return part, {f"control/{key}": new}
 
     def extra(self, key, old, new, group, when):
-        deltas = torch.stack([part.extra["control/delta"] for part in group.parts])
-        return {"control/c": old.extra.get("control/c", 0) + deltas.sum(0) / self.world.clients}
+        deltas = [part.extra["control/delta"] for part in group.parts if "control/delta" in part.extra]
+        return {"control/c": old.extra.get("control/c", 0) + sum(deltas) / self.world.clients} if deltas else {}
 
 
 SCAFFOLD = {"learner": {"kind": "test_example_scaffold:Scaffold"}}
@@ -158,6 +158,4 @@ def test_bytes_down_count_the_variate_and_bytes_up_its_change():
 
 
 def test_on_digits(tmp_path):
-    result = on_digits(tmp_path / "run", local=SCAFFOLD, rounds=8)
-    assert result.summary["acc"] > 0.5
-    assert len(digits().classes) == 10
+    assert on_digits(tmp_path / "run", local=SCAFFOLD).summary["acc"] > 0.5

@@ -1,0 +1,68 @@
+"""With which settings the laws are tried on a part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .. import registry
+
+
+class Example(NamedTuple):
+    """Settings of one part. ``shares_rows``, ``leaves_rows``, ``clients``: what a partition or stream may do then."""
+
+    settings: Mapping[str, Any] = {}
+    shares_rows: bool = False
+    leaves_rows: bool = False
+    clients: int | None = None
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items()) or "defaults"
+
+
+_SKEWED = {"kind": "dirichlet", "by": "class", "alpha": 0.3}
+
+EXAMPLES: dict[tuple[str, str], list[Example]] = {
+    ("method", "fedavg"): [Example(), Example({"per": "task"})],
+    ("mean", "listed"): [Example({"weights": [3.0, 50.0, 7.0, 1.0]})],
+    ("server", "sgd"): [Example(), Example({"lr": 0.5})],
+    ("server", "momentum"): [Example(), Example({"form": "heavy-ball", "nesterov": True, "lr": 0.3})],
+    ("server", "adam"): [Example(), Example({"bias_correction": True}), Example({"second_moment": "momentum"})],
+    ("server", "amsgrad"): [Example(), Example({"form": "reddi"})],
+    ("partition", "dirichlet"): [
+        Example({"by": "class", "alpha": 0.3}),
+        Example({"by": "client", "alpha": 0.1}),
+        Example({"by": "client", "alpha": 1.0, "rows": 12}, leaves_rows=True),
+    ],
+    ("partition", "draw"): [Example({"rows": 15}, shares_rows=True), Example({"rows": 15, "alpha": 0.2}, True)],
+    ("partition", "sizes"): [
+        Example({"exponent": 1.0}),
+        Example({"sizes": [40, 20, 0, 10]}, leaves_rows=True, clients=4),
+        Example({"sizes": [0.5, 0.25, 0.25]}, clients=3),
+    ],
+    ("stream", "static"): [
+        Example({"clients": 4}),
+        Example({"clients": 6, "partition": _SKEWED, "validation": 0.3}),
+        Example({"clients": 50, "partition": {"kind": "draw", "rows": 12}}, shares_rows=True),
+    ],
+    ("stream", "tasks"): [
+        Example({"clients": 4, "tasks": 2, "by": "transform"}),
+        Example({"clients": 4, "tasks": 3, "by": "class", "partition": _SKEWED, "shuffle_classes": True}),
+        Example({"clients": 3, "tasks": 3, "by": "domain", "order": "synchronous"}),
+        Example({"clients": 3, "tasks": 2, "by": "class", "order": "multi-task"}),
+        Example({"clients": 3, "tasks": 2, "by": "class", "classes": [["u"], ["w", "z"]]}, leaves_rows=True),
+    ],
+}
+"""Kinds that need settings, or whose settings change what the laws see. All others are tried as they are."""
+
+
+def examples_of(part: str, kind: str) -> Sequence[Example]:
+    """The examples of a kind; a class of a user's own lists its settings in an attribute ``examples``.
+
+    Its attributes ``shares_rows`` and ``leaves_rows`` say what its partition or stream may do.
+    """
+    if (part, kind) in EXAMPLES:
+        return EXAMPLES[part, kind]
+    target = registry.find(part, kind)
+    flags = {name: bool(getattr(target, name, False)) for name in ("shares_rows", "leaves_rows")}
+    return [Example(settings, **flags) for settings in getattr(target, "examples", [{}])]

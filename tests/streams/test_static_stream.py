@@ -1,0 +1,82 @@
+"""The stream that never changes."""
+
+import numpy as np
+import pytest
+from stream_data import images, laws
+
+from shoal.errors import ConfigError
+from shoal.registry import build, resolve
+from shoal.streams.partitions import Dirichlet, Sizes
+from shoal.streams.static import StaticStream
+
+DATA = images([3, 7, 41, 7] * 30, [3, 41] * 5)
+
+
+def test_laws_and_the_same_rows_in_every_round():
+    stream = StaticStream(DATA, 5, 4, clients=6, partition=Dirichlet(by="client", alpha=0.5), validation=0.25)
+    held = laws(stream, 4)
+    for client in range(6):
+        assert len({str(held[client, r]) for r in range(5)}) == 1
+        assert (len(held[client, 1][0]), len(held[client, 1][1])) == (15, 5)
+        assert held[client, 1][2] == DATA.test.tolist()
+    assert sorted(sum((held[c, 1][0] + held[c, 1][1] for c in range(6)), [])) == DATA.train.tolist()
+    (target,) = stream.targets(3)
+    assert target.labels == {}
+    assert target.test.tolist() == DATA.test.tolist()
+    assert sorted(target.validation.tolist()) == sorted(sum((held[c, 1][1] for c in range(6)), []))
+    assert (stream.outputs, stream.tasks, stream.boundaries, stream.phase(4), stream.head) == (3, 0, (), 0, "shared")
+    assert stream.holding(2, 1).task is None
+    assert dict(stream.holding(2, 1).truth) == {}
+
+
+def test_rows_are_those_of_the_data_set_and_not_of_the_pool():
+    """Training rows need not be the first ones."""
+    digits = build("data", resolve("data", {"kind": "digits", "limit": 50}))
+    data = digits.load()
+    stream = StaticStream(data, 0, 1, clients=3)
+    rows = [stream.holding(c, 1) for c in range(3)]
+    assert sorted(sum((h.train.tolist() + h.validation.tolist() for h in rows), [])) == data.train.tolist()
+
+
+def test_from_a_configuration_with_its_defaults():
+    resolved = resolve("stream", {"kind": "static", "clients": 4})
+    assert resolved == {"kind": "static", "clients": 4, "validation": 0.1, "partition": {"kind": "iid"}}
+    stream = build("stream", resolved, DATA, 0, 3, False)
+    assert laws(stream, 1)[0, 1] == laws(StaticStream(DATA, 0, 3, clients=4), 1)[0, 1]
+    nested = {"kind": "static", "clients": 2, "partition": {"kind": "dirichlet", "by": "class", "alhpa": 1}}
+    with pytest.raises(ConfigError, match=r"stream\.partition\.alhpa: no such setting; did you mean 'alpha'"):
+        resolve("stream", nested)
+    for wrong in ({"clients": 0}, {"validation": 1.0}, {"validation": -0.1}):
+        with pytest.raises(ConfigError, match=rf"stream\.{next(iter(wrong))}"):
+            resolve("stream", {"kind": "static", "clients": 2, **wrong})
+        with pytest.raises(ConfigError, match=rf"stream\.{next(iter(wrong))}"):
+            StaticStream(DATA, 0, 1, **{"clients": 2, **wrong})
+
+
+def test_notes_tell_what_nobody_holds():
+    assert StaticStream(DATA, 0, 1, clients=4).notes() == []
+    stream = StaticStream(DATA, 0, 1, clients=4, partition=Sizes(sizes=[100, 0, 10, 0]))
+    assert stream.notes() == [
+        "2 of 4 clients hold no row and are skipped",
+        "10 training rows are held by no client",
+    ]
+    empty = stream.holding(1, 1)
+    assert (empty.train.tolist(), empty.validation.tolist(), empty.train.dtype) == ([], [], DATA.train.dtype)
+
+
+def test_clients_that_do_not_exist():
+    stream = StaticStream(DATA, 0, 1, clients=4)
+    for client in (-1, 4):
+        with pytest.raises(IndexError, match="clients 0 to 3"):
+            stream.holding(client, 1)
+
+
+def test_a_column_can_be_the_group_of_a_mix():
+    labels = np.arange(120) % 4
+    data = images(labels.tolist(), [0] * 3, {"coarse": [str(y // 2) for y in labels] + ["0"] * 3})
+    stream = StaticStream(
+        data, 0, 1, clients=6, partition=Dirichlet(by="client", alpha=0.001, group="coarse"), validation=0
+    )
+    groups = [set((labels[stream.holding(c, 1).train.numpy()] // 2).tolist()) for c in range(6)]
+    assert [len(g) for g in groups].count(1) >= 5
+    assert all(len(set(labels[stream.holding(c, 1).train.numpy()].tolist())) >= 2 for c in range(6))

@@ -80,7 +80,7 @@ def run(
     or ``seeds`` becomes several runs below ``out``. Raises `ShoalError` on bad configuration, before any training.
     """
     raw = overridden(load(source), overrides or {})
-    if data is not None and raw.get("data", {"kind": "arrays"}).get("kind") != "arrays":
+    if data is not None and raw.get("data", "arrays") not in ("arrays", {"kind": "arrays"}):
         raise RunError(f"data= was given, but the configuration asks for data {raw['data']}; leave one of them out")
     if data is not None:
         raw["data"] = {"kind": "arrays"}

@@ -34,18 +34,28 @@ log = logging.getLogger(__name__)
 # ---- one file -------------------------------------------------------------------------------------------------
 
 
-def pack(value: Any, tensors: dict[str, Tensor], path: str = "") -> Any:
-    """A JSON value in which each tensor stands as ``{"tensor": name}``; the tensors go into ``tensors``."""
+def pack(value: Any, tensors: dict[str, Tensor], path: str = "", known: dict[Any, str] | None = None) -> Any:
+    """A JSON value in which each tensor stands as ``{"tensor": name}``; the tensors go into ``tensors``.
+
+    One tensor in several places (an anchor that many clients keep) is stored once; ``known`` remembers them.
+    """
+    known = {} if known is None else known
     if isinstance(value, Tensor):
-        name = f"{len(tensors)}{path}"  # numbered: two paths may read alike, since keys may contain slashes
-        tensors[name] = value.detach().cpu().contiguous()
-        return {"tensor": name}
+        place = (value.device, value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
+        if place not in known:
+            name = f"{len(tensors)}{path}"  # numbered: two paths may read alike, since keys may contain slashes
+            stored = value.detach().cpu().contiguous()
+            # safetensors refuses tensors that share memory, such as two views of one tensor.
+            memory = stored.untyped_storage().data_ptr()
+            tensors[name] = stored.clone() if memory in known else stored
+            known[memory] = known[place] = name
+        return {"tensor": known[place]}
     if isinstance(value, Mapping):
         if "tensor" in value or not all(isinstance(k, str) for k in value):
             raise TypeError(f"{path}: keys of a state are strings other than 'tensor'; got {list(value)[:5]}")
-        return {k: pack(v, tensors, f"{path}/{k}") for k, v in value.items()}
+        return {k: pack(v, tensors, f"{path}/{k}", known) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [pack(v, tensors, f"{path}/{i}") for i, v in enumerate(value)]
+        return [pack(v, tensors, f"{path}/{i}", known) for i, v in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(

@@ -30,7 +30,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out = Console(highlight=False)
+# Where nobody's terminal sets the width, tables may be wider than the 80 columns that rich assumes.
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 err = Console(stderr=True, highlight=False)
 
 Source = Annotated[str, typer.Argument(help="A YAML file, or the name of a recipe (see: shoal recipes).")]
@@ -71,7 +72,7 @@ def show(config: Source, changes: Changes = None) -> None:
         )
         for single in singles[1:]:
             resolve_config(single.raw)
-    out.print(yaml.safe_dump(dumped(resolved), sort_keys=False, width=100), markup=False, end="")
+    out.print(yaml.safe_dump(dumped(resolved), sort_keys=False, width=100), markup=False, soft_wrap=True, end="")
     setup = assemble(resolved)
     model = setup.world.models["main"]
     out.print(f"\nmodel: {model.space.size:,} trainable parameters; segments " + _segments(model.space))

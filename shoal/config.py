@@ -9,6 +9,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .requests import Optimizer
 
+
+def _as_part(value: Any) -> Any:
+    return {"kind": value} if isinstance(value, str) else value
+
+
+Part = Annotated[dict[str, Any], pydantic.BeforeValidator(_as_part)]
+"""The settings of a part; a part without settings may be written as a word."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -33,7 +40,7 @@ class Local(_Strict):
     batch_size: int = Field(32, ge=1)
     loss: str = "cross_entropy"
     augment: list[str] = []
-    learner: dict[str, Any] = {"kind": "plain"}
+    learner: Part = {"kind": "plain"}
 
     @pydantic.model_validator(mode="after")
     def _momentum_is_of_sgd(self) -> Local:
@@ -112,10 +119,10 @@ class Config(_Strict):
     description: str = ""
     seed: int = Field(0, ge=0, lt=2**63)
     rounds: int = Field(10, ge=0)
-    data: dict[str, Any] = {"kind": "digits"}
-    stream: dict[str, Any]
-    model: dict[str, Any] = {"kind": "mlp"}
-    method: dict[str, Any] = {"kind": "fedavg"}
+    data: Part = {"kind": "digits"}
+    stream: Part
+    model: Part = {"kind": "mlp"}
+    method: Part = {"kind": "fedavg"}
     local: Local = Local()
     participation: Participation = Participation()
     evaluate: Evaluation = Evaluation()

@@ -173,15 +173,19 @@ def explain(error: pydantic.ValidationError, where: str, known: typing.Iterable[
     return ConfigError("\n".join(lines))
 
 
-def resolve(part: str, given: Any, where: str = "", extra: typing.Iterable[str] = ()) -> dict[str, Any]:
+def resolve(
+    part: str, given: Any, where: str = "", extra: typing.Iterable[str] = (), default: str | None = None
+) -> dict[str, Any]:
     """The settings of a part with every default filled in, checked; ``given`` is a mapping with ``kind``, or a kind.
 
     ``extra`` names settings that belong to somebody else and pass through untouched (``mean`` and ``server`` of
-    a method). Raises `ConfigError`.
+    a method). ``default`` is the kind of a mapping that names none. Raises `ConfigError`.
     """
     where = where or part
     if isinstance(given, str):
         given = {"kind": given}
+    if isinstance(given, Mapping) and "kind" not in given and default is not None:
+        given = {"kind": default, **given}
     if not isinstance(given, Mapping) or not isinstance(given.get("kind"), str):
         raise ConfigError(
             f"{where}: needs a mapping with a 'kind', such as {{kind: {next(iter(PARTS[part]))}}}; got {given!r}"
@@ -200,7 +204,8 @@ def resolve(part: str, given: Any, where: str = "", extra: typing.Iterable[str] 
         value = given.get(name, setting.default)
         if value is ...:
             raise ConfigError(f"{where}.{name}: this setting is required")
-        resolved[name] = None if value is None else resolve(str(setting.part), value, f"{where}.{name}")
+        usual = setting.default.get("kind") if isinstance(setting.default, Mapping) else None
+        resolved[name] = None if value is None else resolve(str(setting.part), value, f"{where}.{name}", default=usual)
     return resolved
 
 

@@ -54,9 +54,9 @@ def _unaliased(part: str, settings: Any) -> Any:
 
 def _resolve_method(given: Any) -> dict[str, Any]:
     settings = _unaliased("method", given)
-    resolved = registry.resolve("method", settings, extra=METHOD_PARTS)
-    resolved["mean"] = registry.resolve("mean", settings.get("mean", "weighted"), "method.mean")
-    resolved["server"] = registry.resolve("server", settings.get("server", "sgd"), "method.server")
+    resolved = registry.resolve("method", settings, extra=METHOD_PARTS, default="fedavg")
+    resolved["mean"] = registry.resolve("mean", settings.get("mean", "weighted"), "method.mean", default="weighted")
+    resolved["server"] = registry.resolve("server", settings.get("server", "sgd"), "method.server", default="sgd")
     return resolved
 
 
@@ -71,7 +71,7 @@ def resolve_config(raw: Mapping[str, Any]) -> Config:
         raise registry.explain(error, "", _names(error)) from None
     except TypeError as error:
         raise ConfigError(f"a configuration is a mapping of names to settings: {error}") from None
-    learner = registry.resolve("learner", config.local.learner, "local.learner")
+    learner = registry.resolve("learner", config.local.learner, "local.learner", default="plain")
     for name in config.local.augment:
         try:
             augmentation(name)

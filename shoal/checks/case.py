@@ -67,6 +67,11 @@ class Case:
         stream = {**self.stream, **parts.pop("stream", {})}
         return world(seed, **{"rounds": ROUNDS, **own, **merged, "stream": stream, **parts})
 
+    @staticmethod
+    def exchanges(setup: Setup) -> int:
+        """Rounds of communication in one round."""
+        return max(setup.method.exchanges, setup.method.learner.exchanges)
+
     @property
     def normed(self) -> Case:
         """The same with the BatchNorm model."""

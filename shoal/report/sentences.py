@@ -251,7 +251,7 @@ def _gap(a: _Seen, b: _Seen, key: str) -> float:
 def _beyond(a: _Seen, b: _Seen, key: str) -> bool:
     """Whether the difference is larger than the seeds' spread; with one seed, whether there is one to speak of."""
     spread = math.hypot(a.numbers[key]["sd"] or 0.0, b.numbers[key]["sd"] or 0.0)
-    return _gap(a, b, key) > max(spread, 0.0005)
+    return not _reaches(max(spread, 0.0005), _gap(a, b, key))
 
 
 def _reaches(value: float, threshold: float) -> bool:

@@ -30,6 +30,11 @@ def held_out(rows: int, share: float) -> int:
     return min(max(1, round(share * rows)), rows - 1)
 
 
+def even(total: int, parts: int) -> Array:
+    """Sizes with this total that differ by at most one, the larger ones first."""
+    return np.full(parts, total // parts) + (np.arange(parts) < total % parts)
+
+
 class Split:
     """Who holds what of a pool. Positions are those of the pool, int64 ``[n]``."""
 

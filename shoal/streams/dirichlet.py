@@ -12,7 +12,7 @@ import pydantic
 from ..data.splits import stratified
 from ..errors import ConfigError, nearest
 from ..randomness import generator
-from .cells import Array, Cells, Dealt, Names, Partition, Split, held_out
+from .cells import Array, Cells, Dealt, Names, Partition, Split, even, held_out
 
 Alpha = Annotated[float, pydantic.Field(gt=0)]
 Prior = Literal["frequency", "ones"]
@@ -40,21 +40,24 @@ def dirichlet(weights: Array, alpha: float, rows: int, rng: np.random.Generator)
     return np.asarray(values / values.sum(axis=1, keepdims=True))
 
 
-def take(mix: Array, left: Array, rows: int, rng: np.random.Generator) -> Array:
-    """How many rows of each class a client draws by its mix, without replacement: int64 ``[classes]``.
+def take(mixes: Array, left: Array, rows: Array, rng: np.random.Generator) -> Array:
+    """How many rows of each class every client draws by its mix, without replacement: int64 ``[clients, classes]``.
 
-    Row by row from the mix, renormalised over the classes that are not used up. Drawn in blocks with the same law:
-    what a class cannot give is drawn again from the others. If the mix gives the remaining classes no weight that a
-    float can hold, they are drawn by what is left of them. Needs ``rows <= left.sum()``.
+    ``mixes`` is ``[clients, classes]``, ``left`` the rows of each class, ``rows`` those of each client. All draw at
+    once. Where they want more of a class than there is, lots decide, and the losers draw again by their mix,
+    renormalised over the classes that are not used up; so a class that runs out bends all mixes a little, and not
+    those of the last clients a lot. A client whose mix gives the remaining classes no weight that a float can hold
+    draws by what is left. Needs ``rows.sum() <= left.sum()``; each pass ends it or uses up a class.
     """
-    taken = np.zeros_like(left)
-    while (missing := rows - int(taken.sum())) > 0:
-        room = left - taken
-        weight = np.where(room > 0, mix, 0.0)
-        if not weight.sum() > 0:
-            weight = room.astype(np.float64)
-        drawn = rng.multinomial(missing, weight / weight.sum())
-        taken += np.minimum(drawn, room)
+    taken = np.zeros(mixes.shape, dtype=np.int64)
+    while (missing := rows - taken.sum(axis=1)).any():
+        room = left - taken.sum(axis=0)
+        weights = np.where(room > 0, mixes, 0.0)
+        weights[weights.sum(axis=1) == 0] = room
+        wanted = rng.multinomial(missing, weights / weights.sum(axis=1, keepdims=True))
+        for c in np.flatnonzero(wanted.sum(axis=0) > room):
+            wanted[:, c] = rng.multivariate_hypergeometric(wanted[:, c], room[c])
+        taken += wanted
     return taken
 
 
@@ -74,11 +77,11 @@ class Dirichlet(Partition):
     """Label skew: a random mix of classes for each client, or random shares of each class. All rows are dealt.
 
     ``by: client``: each client draws a class mix ``q ~ Dir(alpha * prior)``, and its rows by ``q`` without
-    replacement, renormalised when a class is used up. Sizes are equal (they differ by at most one). Clients draw one
-    after another in random order, so the last ones get what is left. ``prior`` is the ``frequency`` of the classes
-    in the pool, or ``ones``, which is ``Dir(alpha, ..., alpha)``: with ten equal classes ``ones`` at 0.1 is
-    ``frequency`` at 1. Source: Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for
-    Federated Visual Classification", arXiv:1909.06335, section 2.
+    replacement, renormalised when a class is used up. Sizes are equal (they differ by at most one). ``prior`` is the
+    ``frequency`` of the classes in the pool, or ``ones``, which is ``Dir(alpha, ..., alpha)``: with ten equal
+    classes ``ones`` at 0.1 is ``frequency`` at 1. Source: Hsu, Qi, Brown, "Measuring the Effects of Non-Identical
+    Data Distribution for Federated Visual Classification", arXiv:1909.06335, section 2; who draws first is not said
+    there, here all draw at once (`take`).
 
     ``by: class``: each class is cut into shares over the clients, ``Dir(alpha, ..., alpha)``; sizes differ, and a
     client may get nothing. ``minimum`` rows for each client are reached by drawing again, at most 1000 times. Source:
@@ -154,18 +157,13 @@ class Dirichlet(Partition):
 
     def _by_client(self, sizes: Array, clients: int, names: Names) -> Array:
         rng = generator(*names, "mix")
-        order = rng.permutation(clients)
-        mixes = (
-            dirichlet(_weights(sizes, self.prior), self.alpha, clients, rng) if len(sizes) else np.ones((clients, 0))
-        )
-        left = sizes.copy()
-        counts = np.zeros((len(sizes), clients), dtype=np.int64)
         total = int(sizes.sum())
-        for turn, client in enumerate(order):
-            rows = self.rows if self.rows is not None else total // clients + (turn < total % clients)
-            counts[:, client] = take(mixes[client], left, rows, rng)
-            left -= counts[:, client]
-        return counts
+        if total == 0:
+            return np.zeros((len(sizes), clients), dtype=np.int64)
+        mixes = dirichlet(_weights(sizes, self.prior), self.alpha, clients, rng)
+        # Who gets one row more is drawn: it must not be a matter of the number.
+        rows = np.full(clients, self.rows) if self.rows else rng.permutation(even(total, clients))
+        return take(mixes, sizes, rows, rng).T
 
     def _by_class(self, sizes: Array, clients: int, names: Names) -> Array:
         best = -1
@@ -253,8 +251,8 @@ class Drawn(Split):
         if self._how.alpha is None:
             return self._pool[rng.choice(len(self._pool), self._rows, replace=False)]
         # The mix has no purpose in its name: a client's training and validation rows share it.
-        mix = dirichlet(self._weights, self._how.alpha, 1, generator(*self._names, "mix", client))[0]
-        counts = take(mix, self._sizes, self._rows, rng)
+        mix = dirichlet(self._weights, self._how.alpha, 1, generator(*self._names, "mix", client))
+        counts = take(mix, self._sizes, np.array([self._rows]), rng)[0]
         chosen = [
             self._begins[c] + rng.choice(self._sizes[c], counts[c], replace=False) for c in np.flatnonzero(counts)
         ]

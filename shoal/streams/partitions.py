@@ -12,15 +12,10 @@ import pydantic
 from ..data.splits import shares
 from ..errors import ConfigError
 from ..randomness import generator
-from .cells import Array, Dealt, Names, Partition, Split
+from .cells import Array, Dealt, Names, Partition, Split, even
 from .dirichlet import Dirichlet, Draw
 
 __all__ = ["Dirichlet", "Draw", "Iid", "Shards", "Sizes"]
-
-
-def even(total: int, parts: int) -> Array:
-    """Sizes that differ by at most one, the larger ones first."""
-    return np.full(parts, total // parts) + (np.arange(parts) < total % parts)
 
 
 class Iid(Partition):

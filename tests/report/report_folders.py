@@ -48,7 +48,7 @@ def write_run(
     folder.mkdir(parents=True)
     done = rounds if done is None else done
     settings = {
-        "name": name, "seed": seed, "rounds": rounds, "data": {"kind": "digits"}, "model": {"kind": "mlp", "hidden": [64]},
+        "name": name, "seed": seed, "rounds": rounds, "data": {"kind": "digits"}, "model": {"kind": "mlp"},
         "stream": {"kind": "tasks", "order": "asynchronous"}, "method": {"kind": "fedavg", "per": "task"},
         "local": {"lr": 0.05, "epochs": 5}, **(config or {}),
     }  # fmt: skip
@@ -81,8 +81,9 @@ def write_run(
                 lines.append({"round": round, "metric": metric, "value": value, "over": over})
         trained = {f"task/{t}": who for t, who in by_task.items()} or {"global": list(range(clients))}
         lines.append(
-            {"round": round, "record": "round", "participants": list(range(clients)), "tasks": by_task, "trained": trained,
-             "trained_tasks": by_task, "rejected": 0, "failed": 0, "stragglers": 0, "skipped": 0, "phase": phase}
+            {"round": round, "record": "round", "participants": list(range(clients)), "tasks": by_task,
+             "trained": trained, "trained_tasks": by_task, "rejected": 0, "failed": 0, "stragglers": 0,
+             "skipped": 0, "phase": phase}
         )  # fmt: skip
     write_lines(folder / "metrics.jsonl", [*lines, *more])
     write_lines(folder / "timings.jsonl", [{"round": r, "seconds": 0.2 + 0.01 * (r % 3), "evaluation_seconds": 0.02}

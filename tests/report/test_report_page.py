@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -116,7 +117,7 @@ def test_headings_are_in_order_and_tables_are_labelled(sweep: Path) -> None:
     levels = [int(tag[1]) for tag, _ in tags.tags if re.fullmatch("h[1-6]", tag)]
     assert levels[0] == 1
     assert levels.count(1) == 1
-    assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     scopes = [a.get("scope") for tag, a in tags.tags if tag == "th"]
     assert set(scopes) == {"col", "row"}
     assert sum(tag == "caption" for tag, _ in tags.tags) == sum(tag == "table" for tag, _ in tags.tags) > 3

@@ -57,16 +57,13 @@ def test_validation_rows_come_from_the_client_and_are_never_trained_on(partition
     labels = np.asarray(labels, dtype=np.int64)
     columns = {"domain": np.arange(len(labels)) % 3}
     cells = partition.cells(labels, clients, (1,), share, columns)
-    parts = [
-        part.tolist() for part in (partition.split(labels, clients, (1,), columns).rows(c) for c in range(clients))
-    ]
+    split = partition.split(labels, clients, (1,), columns)
+    parts = [split.rows(client).tolist() for client in range(clients)]
     everyone: list[int] = []
     for client, part in enumerate(parts):
         train, validation = cells.rows(client)
         assert sorted([*train, *validation]) == sorted(part)
-        assert len(validation) == (
-            0 if share == 0 or len(part) < 2 else max(1, min(round(share * len(part)), len(part) - 1))
-        )
+        assert len(validation) == held_out(len(part), share)
         everyone += validation.tolist()
     assert cells.validation.tolist() == sorted(everyone)
     assert cells.empty == sum(not part for part in parts)

@@ -19,11 +19,11 @@ def test_laws_and_the_same_rows_in_every_round():
         assert len({str(held[client, r]) for r in range(5)}) == 1
         assert (len(held[client, 1][0]), len(held[client, 1][1])) == (15, 5)
         assert held[client, 1][2] == DATA.test.tolist()
-    assert sorted(sum((held[c, 1][0] + held[c, 1][1] for c in range(6)), [])) == DATA.train.tolist()
+    assert sorted(row for c in range(6) for row in held[c, 1][0] + held[c, 1][1]) == DATA.train.tolist()
     (target,) = stream.targets(3)
     assert target.labels == {}
     assert target.test.tolist() == DATA.test.tolist()
-    assert sorted(target.validation.tolist()) == sorted(sum((held[c, 1][1] for c in range(6)), []))
+    assert sorted(target.validation.tolist()) == sorted(row for c in range(6) for row in held[c, 1][1])
     assert (stream.outputs, stream.tasks, stream.boundaries, stream.phase(4), stream.head) == (3, 0, (), 0, "shared")
     assert stream.holding(2, 1).task is None
     assert dict(stream.holding(2, 1).truth) == {}
@@ -34,8 +34,8 @@ def test_rows_are_those_of_the_data_set_and_not_of_the_pool():
     digits = build("data", resolve("data", {"kind": "digits", "limit": 50}))
     data = digits.load()
     stream = StaticStream(data, 0, 1, clients=3)
-    rows = [stream.holding(c, 1) for c in range(3)]
-    assert sorted(sum((h.train.tolist() + h.validation.tolist() for h in rows), [])) == data.train.tolist()
+    held = [stream.holding(c, 1) for c in range(3)]
+    assert sorted(row for h in held for row in [*h.train.tolist(), *h.validation.tolist()]) == data.train.tolist()
 
 
 def test_from_a_configuration_with_its_defaults():
@@ -72,11 +72,12 @@ def test_clients_that_do_not_exist():
 
 
 def test_a_column_can_be_the_group_of_a_mix():
-    labels = np.arange(120) % 4
+    """Two groups of two classes, nearly one-hot mixes: a client has both classes of its group."""
+    labels = np.arange(400) % 4
     data = images(labels.tolist(), [0] * 3, {"coarse": [str(y // 2) for y in labels] + ["0"] * 3})
-    stream = StaticStream(
-        data, 0, 1, clients=6, partition=Dirichlet(by="client", alpha=0.001, group="coarse"), validation=0
-    )
-    groups = [set((labels[stream.holding(c, 1).train.numpy()] // 2).tolist()) for c in range(6)]
-    assert [len(g) for g in groups].count(1) >= 5
-    assert all(len(set(labels[stream.holding(c, 1).train.numpy()].tolist())) >= 2 for c in range(6))
+    mixed = Dirichlet(by="client", alpha=0.001, group="coarse", rows=20)
+    stream = StaticStream(data, 0, 1, clients=8, partition=mixed, validation=0)
+    counts = np.array([np.bincount(labels[stream.holding(c, 1).train.numpy()], minlength=4) for c in range(8)])
+    assert (counts.sum(axis=1) == 20).all()
+    assert sorted(np.sort(counts.reshape(8, 2, 2).sum(axis=2), axis=1).tolist()) == [[0, 20]] * 8
+    assert (np.sort(counts, axis=1)[:, 2] >= 3).all()

@@ -1,0 +1,51 @@
+"""Shared by all tests: the command line in this process, and where real data are."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from shoal import cli
+
+
+class Said(NamedTuple):
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+Shoal = Callable[..., Said]
+
+
+@pytest.fixture
+def shoal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shoal:
+    """Runs ``shoal ARGUMENTS`` in this process."""
+
+    def run(*arguments: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["shoal", *arguments])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr()
+        return Said(code, printed.out, printed.err)
+
+    return run
+
+
+@pytest.fixture
+def real_data() -> Path:
+    """The folder with real data; the test is skipped without it."""
+    folder = os.environ.get("SHOAL_DATA")
+    if not folder:
+        pytest.skip("SHOAL_DATA is not set: no real data on this machine")
+    return Path(folder)

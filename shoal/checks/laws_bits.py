@@ -28,10 +28,11 @@ from .tamper import Order, Probing, Reordered, ReorderedEngine, reverse, shuffle
 @law("run")
 def any_number_of_workers(case: Case) -> None:
     """Bank, private states and lines are those of the serial engine with 1, 2 and 3 workers."""
-    clean = case.clean()
-    for workers in (1, 2, 3):
-        run = case.play(case.setup(), engine=Execution(kind="workers", workers=workers))
-        require_same(clean, run, f"serial and {workers} workers")
+    for own, numbers in ((case, (1, 2, 3)), (case.normed, (2,))):
+        clean = own.clean()
+        for workers in numbers:
+            run = own.play(own.setup(), engine=Execution(kind="workers", workers=workers))
+            require_same(clean, run, f"serial and {workers} workers")
 
 
 @law("run")

@@ -16,7 +16,7 @@ from .case import Case, Run, require_clean, require_same_numbers
 from .fingerprint import fingerprint
 from .law import law, require
 from .standin import CLIENTS
-from .tamper import Answering, Raising, RaisingAtFit, each_part, fated, first_broken
+from .tamper import Answering, DrawsKept, Raising, RaisingAtFit, each_part, fated, first_broken
 
 NAN = float("nan")
 VICTIM = 1
@@ -32,10 +32,10 @@ def one_client(case: Case) -> None:
 
 @law("run")
 def a_sample_of_the_clients(case: Case) -> None:
-    """Two of four clients a round train, drawn with and without replacement."""
+    """Two of four clients a round train; one that is drawn twice is given, and counts, twice."""
     case.clean()
     for participation in ({"count": 2}, {"count": 3, "probabilities": [0.7, 0.1, 0.1, 0.1]}):
-        require_clean(case.play(case.setup(participation=participation)))
+        require_clean(case.play(case.setup(participation=participation), method=DrawsKept.put()))
 
 
 @law("run")

@@ -75,7 +75,7 @@ class StandinStream(Stream):
     """Every client holds rows of its own, one row less in each round, another one each time.
 
     With two ``tasks`` a client trains one of them for two rounds, then the other. ``rows``: ``one`` row a client,
-    or rows of ``one-class`` each. ``empty`` lists clients without training rows. Client ``c`` of many holds what
+    or rows of ``one-class`` each (which clients share). ``empty`` lists clients without training rows. Client ``c`` of many holds what
     client ``c % 4`` holds.
     """
 
@@ -120,6 +120,12 @@ class StandinStream(Stream):
             dtype=torch.int64,
         )
 
+    def _class_rows(self, client: int, task: int | None) -> Tensor:
+        """All training rows of one class, whoever owns them."""
+        classes = range(len(self.dataset.classes)) if task is None else TASK_CLASSES[task]
+        rows = self._rows("train", None, task)
+        return rows[self.dataset.labels[rows] == classes[client % len(classes)]]
+
     def holding(self, client: int, round: int) -> Holding:
         """The client's rows of its task in this round, or of both where there are no tasks."""
         round = max(1, round)
@@ -130,10 +136,9 @@ class StandinStream(Stream):
         elif self.rows == "one":
             train = train[round % len(train)].reshape(1)
         else:
-            train = train[torch.arange(len(train)) != round % len(train)]
             if self.rows == "one-class":
-                labels = self.dataset.labels[train]
-                train = train[labels == labels[0]]
+                train = self._class_rows(client, task)
+            train = train[torch.arange(len(train)) != round % len(train)]
         return Holding(
             train,
             self._rows("validation", client, task),

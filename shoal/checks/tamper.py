@@ -104,6 +104,18 @@ class Probing(Around):
         return answer
 
 
+class DrawsKept(Around):
+    """Breaks the law if an assignment loses how often its client was drawn."""
+
+    def assign(self, bank: Bank, when: Moment, clients: Sequence[Participant]) -> Iterable[Assignment]:
+        """The method's assignments."""
+        drawn = {client.id: client.times for client in clients}
+        for given in self.inner.assign(bank, when, clients):
+            times = drawn.get(given.client)
+            require(given.times == times, f"client {given.client} was drawn {times} times; assign says {given.times}")
+            yield given
+
+
 class Watched(Around):
     """Breaks the law if `merge` changes what it is given."""
 

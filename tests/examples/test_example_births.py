@@ -49,7 +49,7 @@ class Births(Method):
 
 BIRTHS = {"kind": "test_example_births:Births", "delta": 0.4}
 LOCAL = {"lr": 0.3, "epochs": 3}
-# Every third round the image turns into its negative, on clients 0 and 2 and on 1 and 3 in turn.
+# After round 4 clients 0 and 2 see negatives, and clients 1 and 3 do not any more.
 WORLD = {"sizes": [60, 60, 60, 60], "concepts": ["identity", "invert"], "lasting": 4}
 
 
@@ -63,14 +63,11 @@ def test_births_and_retirements():
     assert list(run.bank.entries) == ["cluster/0"]  # nothing changes, so nothing is born
     run = play(config(stream=WORLD, method={**BIRTHS, "delta": 0.1}, local=LOCAL, rounds=8))
     born = {key for state in run.states for key in state.bank.entries} - {"cluster/0"}
-    retired = born | {"cluster/0"} - set(run.bank.entries)
     assert born
-    assert retired
-    for number, state in enumerate(run.states[1:], start=1):
-        trained = [record["trained"] for record in run.all(record="round") if number - 2 < record["round"] <= number]
-        for key in state.bank.entries:
-            age = number - int(key.split("/")[1].split("-")[0] or 0)
-            assert any(key in keys for keys in trained) or age == 0 or number < 2
+    assert born & set(run.bank.entries) < born | {"cluster/0"}
+    trained = [set(record["trained"]) for record in run.all(record="round")]
+    for number in range(2, 9):  # what is left was trained in this round or the one before, and all of that is left
+        assert set(run.states[number].bank.entries) == trained[number - 2] | trained[number - 1]
     versions = [entry.version for state in run.states for entry in state.bank.entries.values()]
     assert len(set(versions)) == len({id(e) for state in run.states for e in state.bank.entries.values()})
 
@@ -90,4 +87,4 @@ def test_on_digits(tmp_path):
     stream = {"kind": "tasks", "tasks": 2, "by": "transform", "transforms": ["identity", "invert"], "clients": 4}
     stream |= {"order": "synchronous", "head": "shared"}
     result = on_digits(tmp_path / "run", method=BIRTHS, stream=stream, rounds=12)
-    assert result.summary["acc"] > 0.3
+    assert result.frame()["entry"].nunique() > 1

@@ -47,8 +47,8 @@ def test_mean_and_sample_deviation_by_round() -> None:
 
 
 def test_a_curve_takes_the_labels_asked_for_and_leaves_out_what_is_no_number() -> None:
-    found = [{"round": r, "value": v, "over": o} for r, v, o in
-             [(2, 4.0, "all"), (1, 1.0, "all"), (2, 6.0, "all"), (1, 9.0, "head"), (3, None, "all"), (4, True, "all")]]  # fmt: skip
+    cells = [(2, 4.0, "all"), (1, 1.0, "all"), (2, 6.0, "all"), (1, 9.0, "head"), (3, None, "all"), (4, True, "all")]
+    found = [{"round": round, "value": value, "over": over} for round, value, over in cells]
     assert curve(found, over="all") == {1: 1.0, 2: 5.0}
 
 

@@ -1,0 +1,363 @@
+"""Methods, learners and experiments with one fault each, and a model that remembers what it was shown."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from shoal.bank import Bank, Buffers, Entry, Key
+from shoal.experiment import Experiment
+from shoal.learners.base import Learner
+from shoal.messages import Assignment, Client, Failure, Group, Job, Outcome, Part, Participant, Update, World, grouped
+from shoal.methods.base import Method
+from shoal.methods.fedavg import FedAvg
+from shoal.participation import Selected
+from shoal.randomness import Moment, generator
+from shoal.requests import Evaluate, Served
+
+
+def nudged(part: Part, by: float) -> Part:
+    assert part.vector is not None
+    return replace(part, vector=part.vector + by)
+
+
+class Nudging(Learner):
+    """Plain, and then every weight moves by `by`."""
+
+    def by(self, key: Key, start: Served, client: Client) -> float:
+        return 0.0
+
+    def fit(self, key: Key, start: Served, entry: Entry, client: Client, **request: Any) -> Any:
+        part, state = yield from super().fit(key, start, entry, client, **request)
+        return nudged(part, self.by(key, start, client)), state
+
+
+class ThreadBound(Nudging):
+    """Numbers that depend on the thread."""
+
+    def by(self, key: Key, start: Served, client: Client) -> float:
+        return 0.0 if threading.current_thread() is threading.main_thread() else 1e-3
+
+
+BEGUN: set[tuple[int, int]] = set()
+
+
+class Herd(Nudging):
+    """Client 0 leaves a mark for those that run after it."""
+
+    def __init__(self, world: World, local: Any) -> None:
+        super().__init__(world, local)
+        BEGUN.clear()
+
+    def fit(self, key: Key, start: Served, entry: Entry, client: Client, **request: Any) -> Any:
+        if client.id == 0:
+            BEGUN.add((id(self), client.when.round))
+        return (yield from super().fit(key, start, entry, client, **request))
+
+    def by(self, key: Key, start: Served, client: Client) -> float:
+        # Only client 2, so that a round without client 0 is no different from one in which it came late.
+        missed = (id(self), client.when.round) not in BEGUN
+        return 1e-3 if client.id == 2 and missed else 0.0
+
+
+COUNTS: weakref.WeakKeyDictionary[Learner, dict[int, tuple[int, int]]] = weakref.WeakKeyDictionary()
+
+
+class Forgetful(Nudging):
+    """Private numbers that are kept in this process instead of the client's state."""
+
+    def by(self, key: Key, start: Served, client: Client) -> float:
+        known = COUNTS.setdefault(self, {})
+        last, count = known.get(client.id, (0, 0))
+        count = count + 1 if client.when.round > last else 0
+        known[client.id] = (client.when.round, count)
+        return 1e-3 * count
+
+
+class Tupled(FedAvg):
+    """Memory that a checkpoint cannot give back as it was."""
+
+    def merge(self, bank: Bank, updates: Sequence[Update], when: Moment) -> Bank:
+        return super().merge(bank, updates, when).put({}, seen=(when.round, 1))  # type: ignore[arg-type]
+
+
+class Evaluated(nn.Module):
+    """A model that trains otherwise after it was shown a batch of one row in evaluation mode, as a probe does."""
+
+    def __init__(self, shape: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.features = nn.Linear(shape[0], 4)
+        self.classifier = nn.Linear(4, outputs)
+        self.shown = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = 1.01 if self.training and self.shown else 1.0
+        self.shown = not self.training and len(x) == 1
+        found: Tensor = self.classifier(torch.relu(self.features(x))) * scale
+        return found
+
+
+class Decaying(FedAvg):
+    """Measuring a model shrinks it."""
+
+    def compose(self, bank: Bank, keys: tuple[Key, ...]) -> Served:
+        bank[keys[0]].vector.mul_(0.999)
+        return super().compose(bank, keys)
+
+
+class Reseeded(Nudging):
+    """Numbers that depend on the seed of torch's global generator, though nothing is drawn from it."""
+
+    def by(self, key: Key, start: Served, client: Client) -> float:
+        return 1e-3 * (torch.initial_seed() % 7)
+
+
+class Wasteful(Nudging):
+    """Draws from numpy's global generator and uses it for nothing."""
+
+    def by(self, key: Key, start: Served, client: Client) -> float:
+        return 0.0 * np.random.random()  # noqa: NPY002
+
+
+class Rigid(FedAvg):
+    """All seeds start from the same model."""
+
+    def start(self) -> Bank:
+        return Bank().put({"global": self.world.models["main"].initial(generator("always the same"))})
+
+
+class Unshuffled(Learner):
+    """All seeds see the rows in the same order."""
+
+    def fit(self, key: Key, start: Served, entry: Entry, client: Client, **request: Any) -> Any:
+        order = client.train[torch.from_numpy(generator("always", client.id).permutation(len(client.train)))]
+        result = yield self.request(start, client, rows=order, batch=len(order), epochs=1)
+        return Part(result.vector, result.buffers), {}
+
+
+class Scribbler(Learner):
+    """Counts in its private state in place."""
+
+    def fit(self, key: Key, start: Served, entry: Entry, client: Client, **request: Any) -> Any:
+        part, _ = yield from super().fit(key, start, entry, client, **request)
+        seen = client.state.get("seen")
+        count = torch.zeros(1) if seen is None else seen
+        assert isinstance(count, Tensor)
+        return part, {"seen": count.add_(1)}
+
+
+class Leaking(FedAvg):
+    """Trains the received vector itself: the next client starts from this one's result."""
+
+    def train(self, given: Assignment, client: Client) -> Any:
+        update = yield from super().train(given, client)
+        ((key, entry),) = given.entries.items()
+        entry.vector.copy_(update.parts[key].vector)
+        return update
+
+
+class Draining(FedAvg):
+    """A merge that adds up in the first client's update."""
+
+    def merge(self, bank: Bank, updates: Sequence[Update], when: Moment) -> Bank:
+        first = updates[0].parts["global"].vector
+        assert first is not None
+        for update in updates[1:]:
+            vector = update.parts["global"].vector
+            assert vector is not None
+            first.add_(vector)
+        first.div_(len(updates))
+        return bank.put({"global": bank["global"].new(vector=first.clone(), buffers=updates[0].parts["global"].buffers)})
+
+
+class Counting(FedAvg):
+    """Counts rounds in an attribute, and uses it for nothing."""
+
+    def assign(self, bank: Bank, when: Moment, clients: Sequence[Participant]) -> Iterable[Assignment]:
+        self.rounds = getattr(self, "rounds", 0) + 1
+        return super().assign(bank, when, clients)
+
+
+class Growing(FedAvg):
+    """An entry that nobody trains grows in round 3."""
+
+    def start(self) -> Bank:
+        return super().start().put({"spare": self.initial("spare")})
+
+    def merge(self, bank: Bank, updates: Sequence[Update], when: Moment) -> Bank:
+        merged = super().merge(bank, updates, when)
+        if when.round != 3:
+            return merged
+        spare = merged["spare"]
+        return merged.put({"spare": spare.new(vector=torch.cat([spare.vector, torch.zeros(1)]))})
+
+
+class Summing(FedAvg):
+    """Adds weighted vectors up in float32, so that equal ones do not come back."""
+
+    def merge(self, bank: Bank, updates: Sequence[Update], when: Moment) -> Bank:
+        merged = super().merge(bank, updates, when)
+        total = sum(update.weight * update.times for update in updates)
+        vector = torch.zeros_like(merged["global"].vector)
+        for update in updates:
+            sent = update.parts["global"].vector
+            assert sent is not None
+            vector += sent * (update.weight * update.times / total)
+        return bank.put({"global": merged["global"].new(vector=vector)})
+
+
+class Everybody(FedAvg):
+    """Divides by all clients, whether they answered or not."""
+
+    def merge(self, bank: Bank, updates: Sequence[Update], when: Moment) -> Bank:
+        merged = super().merge(bank, updates, when)
+        if len(updates) == self.world.clients:
+            return merged
+        old = bank["global"].vector
+        moved = (merged["global"].vector - old) * (len(updates) / self.world.clients)
+        return bank.put({"global": merged["global"].new(vector=old + moved)})
+
+
+class ServedBuffers(FedAvg):
+    """BatchNorm statistics take a step of the server optimiser."""
+
+    def merge_entry(self, key: Key, old: Entry, group: Group, when: Moment, *args: Any, **more: Any) -> Entry:
+        entry = super().merge_entry(key, old, group, when, *args, **more)
+        if old.buffers.floats is None or entry.buffers.floats is None:
+            return entry
+        stepped, _ = self.server.step(Entry(old.buffers.floats), entry.buffers.floats, when, float("nan"))
+        return entry.new(buffers=Buffers(stepped, entry.buffers.counters))
+
+
+class Extrapolating(FedAvg):
+    """From round 4 on, BatchNorm statistics go much further than the clients did."""
+
+    def merge_entry(self, key: Key, old: Entry, group: Group, when: Moment, *args: Any, **more: Any) -> Entry:
+        entry = super().merge_entry(key, old, group, when, *args, **more)
+        if when.round < 4 or old.buffers.floats is None or entry.buffers.floats is None:
+            return entry
+        floats = old.buffers.floats + 60 * (entry.buffers.floats - old.buffers.floats)
+        return entry.new(buffers=Buffers(floats, entry.buffers.counters))
+
+
+class Paired(FedAvg):
+    """A share for each of the other clients, of which there may be none."""
+
+    def assign(self, bank: Bank, when: Moment, clients: Sequence[Participant]) -> Iterable[Assignment]:
+        assert 1 / (self.world.clients - 1) <= 1
+        return super().assign(bank, when, clients)
+
+
+class Timeless(FedAvg):
+    """Forgets how often a client was drawn."""
+
+    def assign(self, bank: Bank, when: Moment, clients: Sequence[Participant]) -> Iterable[Assignment]:
+        return [replace(given, times=1) for given in super().assign(bank, when, clients)]
+
+
+class Knowing(FedAvg):
+    """Takes for granted that clients know their task."""
+
+    def assign(self, bank: Bank, when: Moment, clients: Sequence[Participant]) -> Iterable[Assignment]:
+        for client in clients:
+            assert client.task is not None
+            yield Assignment(client.id, ("global",), times=client.times, note={"task": client.task + 1})
+
+
+class Leading(FedAvg):
+    """Looks at the first participant, of which there may be none."""
+
+    def assign(self, bank: Bank, when: Moment, clients: Sequence[Participant]) -> Iterable[Assignment]:
+        leader = clients[0]
+        return [replace(given, note={"leader": leader.id}) for given in super().assign(bank, when, clients)]
+
+
+class Spread(Nudging):
+    """Divides by the rows less one."""
+
+    def by(self, key: Key, start: Served, client: Client) -> float:
+        return 1e-3 / (len(client.train) - 1)
+
+
+class Surprised(Learner):
+    """Divides by the loss that the own rows still have at a strong model, as if there were always some."""
+
+    def fit(self, key: Key, start: Served, entry: Entry, client: Client, **request: Any) -> Any:
+        part, state = yield from super().fit(key, start, entry, client, **request)
+        assert part.vector is not None
+        scores = yield Evaluate((Served(start.model, part.vector, part.buffers),), client.train)
+        if len(client.train) > 1:
+            assert 1 / (1 - scores[0].accuracy) > 0
+        return part, state
+
+
+class Swallowing(Experiment):
+    """Goes on without a client that failed, and says nothing."""
+
+    @staticmethod
+    def _answer(job: Job, outcome: Outcome, fate: Selected, now: Any) -> Update | None:
+        if isinstance(outcome.answer, Failure):
+            return None
+        return Experiment._answer(job, outcome, fate, now)
+
+
+class Stubborn(Experiment):
+    """Writes a new version of every entry although nobody answered."""
+
+    def _exchange(self, when: Moment, bank: Bank, clients: Any, present: Any, now: Any) -> Bank:
+        after = super()._exchange(when, bank, clients, present, now)
+        return bank.put({k: e.new(weight=0.0) for k, e in bank.entries.items()}) if after is bank else after
+
+
+class Patient(Experiment):
+    """A straggler's update counts all the same."""
+
+    @staticmethod
+    def _answer(job: Job, outcome: Outcome, fate: Selected, now: Any) -> Update | None:
+        if fate.straggler:
+            now.note("straggler", "stragglers", client=fate.client, reason="late")
+        return Experiment._answer(job, outcome, replace(fate, straggler=False), now)
+
+
+class Credulous(Experiment):
+    """Takes buffers as they come."""
+
+    @staticmethod
+    def _answer(job: Job, outcome: Outcome, fate: Selected, now: Any) -> Update | None:
+        answer = outcome.answer
+        if isinstance(answer, Update) and fate.client == 1 and not fate.straggler:
+            parts = {
+                key: replace(part, buffers=Buffers(torch.nan_to_num(part.buffers.floats), part.buffers.counters))
+                for key, part in answer.parts.items()
+                if part.buffers.floats is not None
+            }
+            outcome = replace(outcome, answer=replace(answer, parts={**answer.parts, **parts}))
+        return Experiment._answer(job, outcome, fate, now)
+
+
+SENT: weakref.WeakKeyDictionary[Method, dict[int, Part]] = weakref.WeakKeyDictionary()
+
+
+class SideChannel(FedAvg):
+    """Updates go round the screening: the merge reads what the clients left in this process."""
+
+    def train(self, given: Assignment, client: Client) -> Any:
+        update = yield from super().train(given, client)
+        SENT.setdefault(self, {})[client.id] = update.parts["global"]
+        return update
+
+    def merge(self, bank: Bank, updates: Sequence[Update], when: Moment) -> Bank:
+        sent = SENT.pop(self)
+        changed = [replace(u, parts={"global": replace(sent[u.client], client=u.client)}) for u in updates]
+        missing = [c for c in sorted(sent) if c not in {u.client for u in updates}]
+        changed += [Update({"global": sent[c]}, weight=1.0, client=c) for c in missing]
+        return super().merge(bank, changed, when)
+
+

@@ -69,9 +69,9 @@ class Client:
 class Assignment:
     """Which entries one client receives; at most one per client and exchange.
 
-    ``keys`` are sent to it and counted in bytes; ``own`` are already there, and answers for them stay there. ``entries`` is filled in by the loop,
-    from the bank as it was at the start of the exchange. ``times`` counts draws with replacement: the client
-    trains once and counts that often.
+    ``keys`` are sent to it and counted in bytes; ``own`` are already there, and answers for them stay there.
+    ``entries`` is filled in by the loop, from the bank as it was at the start of the exchange. ``times`` counts
+    draws with replacement: the client trains once and counts that often.
     """
 
     client: int

@@ -32,7 +32,7 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     body += _few(runs, curves, targets) if len(targets) <= MANY else _range(runs, curves)
     if len(runs.variants) > PANELS:
         body += note(f"Charts of the first {PANELS} of {len(runs.variants)} variants.")
-    body += note(_explain(runs, _noun(targets)))
+    body += note(_explain(runs, targets))
     body += _final(runs, curves, targets)
     return Section("accuracy", "Accuracy over rounds", body)
 
@@ -75,7 +75,7 @@ def _few(runs: Runs, curves: Curves, targets: Sequence[Target]) -> str:
         title = f"By {_noun(targets)}" + ("" if runs.single else f": {variant}")
         charts.append(Chart(title, chart, wide=len(panels) == 1))
     legend = [Key(str(place), title_of(target, names), place) for place, target in enumerate(targets)]
-    return group(charts, legend, views)
+    return group(charts, legend if len(legend) > 1 else [], views)
 
 
 def _range(runs: Runs, curves: Curves) -> str:
@@ -109,16 +109,18 @@ def _range(runs: Runs, curves: Curves) -> str:
     )
 
 
-def _explain(runs: Runs, noun: str) -> str:
+def _explain(runs: Runs, targets: Sequence[Target]) -> str:
+    noun, few = _noun(targets), 1 < len(targets) <= MANY
     said = f"Accuracy on the test rows of each {noun}."
     if any(run.boundaries for run in runs.runs):
         said += " Dashed vertical lines are phase boundaries: there the clients go on to their next task."
     if any(len(members) > 1 for members in runs.variants.values()):
-        said += (
-            f" The charts by {noun} show one seed, or the mean over the seeds: choose above them. Around a mean over "
-            "seeds, bands are one standard deviation to either side."
-        )
-    return said + " Click or tap a name to hide or show its line."
+        if len(targets) <= MANY:
+            said += f" The charts by {noun} show one seed, or the mean over the seeds: choose above them."
+        said += " Around a mean over seeds, bands are one standard deviation to either side."
+    if few or len(runs.variants) > 1:
+        said += " Click or tap a name above a chart to hide or show its line."
+    return said
 
 
 def _final(runs: Runs, curves: Curves, targets: Sequence[Target]) -> str:

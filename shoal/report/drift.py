@@ -38,11 +38,13 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     if not charts:
         return Section("drift", "Client drift", paragraph("Client drift was not measured."))
     body = group(charts, [] if len(runs.variants) == 1 else list(legend.values()))
-    body += note(
+    said = (
         "Distance between a client's model after local training and the model it received, mean over the clients "
-        "that answered: squared after every local epoch, and at the end of the local training. Peaks behind a dashed "
-        "line are the clients turning to their new tasks."
+        "that answered: squared after every local epoch, and at the end of the local training."
     )
+    if any(run.boundaries for run in runs.runs):
+        said += " Peaks behind a dashed line are the clients turning to their new tasks."
+    body += note(said)
     return Section("drift", "Client drift", body + _table(comparison))
 
 

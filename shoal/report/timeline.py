@@ -43,10 +43,9 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
         for run, cells, who in drawn
     ]
     body = group(charts, _legend([run for run, _, _ in drawn]))
-    remarks = [
-        "A cell is a client in a round, its colour the task of the client's rows. A cross marks a client whose "
-        "update did not reach the bank; an empty cell, one that did not take part."
-    ]
+    tasks = any(task >= 0 for _, cells, _ in drawn for task, _ in cells.values())
+    remarks = ["A cell is a client in a round" + (", its colour the task of the client's rows." if tasks else ".")]
+    remarks.append("An empty cell is a client that did not take part, a cross one whose update did not reach the bank.")
     everyone = max(len({client for client, _ in cells}) for _, cells, _ in drawn)
     if everyone > CLIENTS:
         remarks.append(f"Drawn are the {CLIENTS} clients, of {everyone}, that took part most often.")

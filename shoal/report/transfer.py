@@ -79,7 +79,7 @@ def _charts(runs: Runs) -> str:
     x = "rounds into the new phase"
     charts = [
         Chart("Mean change of a task since the boundary", figure(mean_traces, "points", x)),
-        Chart("Largest loss so far (worst@h)", figure(worst_traces, "points", x)),
+        Chart("Largest loss so far (worst@h)", figure(worst_traces, "points", x, from_zero=True)),
     ]
     return group(charts, [] if runs.single else legend) + note(
         "Mean over the events: tasks that were trained before a boundary and again after it. 0 is the last round "

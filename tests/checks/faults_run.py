@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,15 +12,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from shoal.bank import Bank, Buffers, Entry, Key
-from shoal.experiment import Experiment
+from shoal.bank import Bank, Buffers, Entry, Key, State
+from shoal.checks.tamper import AroundEngine, each_part
+from shoal.engine import Engine
+from shoal.experiment import Experiment, Played
 from shoal.learners.base import Learner
-from shoal.messages import Assignment, Client, Failure, Group, Job, Outcome, Part, Participant, Update, World, grouped
+from shoal.messages import Assignment, Client, Group, Job, Outcome, Part, Participant, Update, World
 from shoal.methods.base import Method
 from shoal.methods.fedavg import FedAvg
 from shoal.participation import Selected
 from shoal.randomness import Moment, generator
-from shoal.requests import Evaluate, Served
+from shoal.requests import Evaluate, Gradient, Served
+from shoal.setup import Setup
 
 
 def nudged(part: Part, by: float) -> Part:
@@ -76,7 +79,7 @@ class Forgetful(Nudging):
     def by(self, key: Key, start: Served, client: Client) -> float:
         known = COUNTS.setdefault(self, {})
         last, count = known.get(client.id, (0, 0))
-        count = count + 1 if client.when.round > last else 0
+        count = count + 1 if client.when.round == last + 1 else 0
         known[client.id] = (client.when.round, count)
         return 1e-3 * count
 
@@ -134,12 +137,11 @@ class Rigid(FedAvg):
 
 
 class Unshuffled(Learner):
-    """All seeds see the rows in the same order."""
+    """One step on all rows at once: nothing is drawn, so all seeds train alike."""
 
     def fit(self, key: Key, start: Served, entry: Entry, client: Client, **request: Any) -> Any:
-        order = client.train[torch.from_numpy(generator("always", client.id).permutation(len(client.train)))]
-        result = yield self.request(start, client, rows=order, batch=len(order), epochs=1)
-        return Part(result.vector, result.buffers), {}
+        gradient = yield Gradient(start, client.train)
+        return Part(start.vector - 0.1 * gradient, start.buffers), {}
 
 
 class Scribbler(Learner):
@@ -174,7 +176,9 @@ class Draining(FedAvg):
             assert vector is not None
             first.add_(vector)
         first.div_(len(updates))
-        return bank.put({"global": bank["global"].new(vector=first.clone(), buffers=updates[0].parts["global"].buffers)})
+        return bank.put(
+            {"global": bank["global"].new(vector=first.clone(), buffers=updates[0].parts["global"].buffers)}
+        )
 
 
 class Counting(FedAvg):
@@ -301,45 +305,70 @@ class Surprised(Learner):
 class Swallowing(Experiment):
     """Goes on without a client that failed, and says nothing."""
 
-    @staticmethod
-    def _answer(job: Job, outcome: Outcome, fate: Selected, now: Any) -> Update | None:
-        if isinstance(outcome.answer, Failure):
-            return None
-        return Experiment._answer(job, outcome, fate, now)
+    def play(self, state: State) -> Played:
+        played = super().play(state)
+        return replace(played, lines=[line for line in played.lines if line.get("record") != "failed"])
 
 
 class Stubborn(Experiment):
     """Writes a new version of every entry although nobody answered."""
 
-    def _exchange(self, when: Moment, bank: Bank, clients: Any, present: Any, now: Any) -> Bank:
-        after = super()._exchange(when, bank, clients, present, now)
-        return bank.put({k: e.new(weight=0.0) for k, e in bank.entries.items()}) if after is bank else after
+    def play(self, state: State) -> Played:
+        played = super().play(state)
+        if all(line.get("record") != "unchanged" for line in played.lines):
+            return played
+        bank = played.state.bank
+        entries = {key: entry.new() for key, entry in bank.entries.items()}
+        return replace(played, state=replace(played.state, bank=bank.put(entries)))
+
+
+class Punctual:
+    """A selection without stragglers."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def draw(self, when: Moment) -> list[Selected]:
+        return [replace(selected, straggler=False) for selected in self.inner.draw(when)]
 
 
 class Patient(Experiment):
     """A straggler's update counts all the same."""
 
+    def __init__(self, setup: Setup, engine: Engine) -> None:
+        super().__init__(replace(setup, selection=Punctual(setup.selection)), engine)  # type: ignore[arg-type]
+        self.truth = setup.selection
+
+    def play(self, state: State) -> Played:
+        played = super().play(state)
+        late = [s.client for s in self.truth.draw(Moment(0, state.round + 1)) if s.straggler]
+        lines = [{"round": state.round + 1, "record": "straggler", "client": client} for client in late]
+        return replace(played, lines=played.lines + lines)
+
+
+class Mending(AroundEngine):
+    """Puts zeros where buffers are not finite, before anybody looks."""
+
+    def run(self, train: Any, jobs: Sequence[Job]) -> list[Outcome]:
+        outcomes = []
+        for outcome in super().run(train, jobs):
+            answer = outcome.answer
+            if isinstance(answer, Update):
+                answer = each_part(answer, self.mended)
+            outcomes.append(replace(outcome, answer=answer))
+        return outcomes
+
     @staticmethod
-    def _answer(job: Job, outcome: Outcome, fate: Selected, now: Any) -> Update | None:
-        if fate.straggler:
-            now.note("straggler", "stragglers", client=fate.client, reason="late")
-        return Experiment._answer(job, outcome, replace(fate, straggler=False), now)
+    def mended(part: Part) -> Part:
+        floats = part.buffers.floats
+        return part if floats is None else replace(part, buffers=replace(part.buffers, floats=floats.nan_to_num()))
 
 
 class Credulous(Experiment):
     """Takes buffers as they come."""
 
-    @staticmethod
-    def _answer(job: Job, outcome: Outcome, fate: Selected, now: Any) -> Update | None:
-        answer = outcome.answer
-        if isinstance(answer, Update) and fate.client == 1 and not fate.straggler:
-            parts = {
-                key: replace(part, buffers=Buffers(torch.nan_to_num(part.buffers.floats), part.buffers.counters))
-                for key, part in answer.parts.items()
-                if part.buffers.floats is not None
-            }
-            outcome = replace(outcome, answer=replace(answer, parts={**answer.parts, **parts}))
-        return Experiment._answer(job, outcome, fate, now)
+    def __init__(self, setup: Setup, engine: Engine) -> None:
+        super().__init__(setup, Mending(engine))
 
 
 SENT: weakref.WeakKeyDictionary[Method, dict[int, Part]] = weakref.WeakKeyDictionary()
@@ -359,5 +388,3 @@ class SideChannel(FedAvg):
         missing = [c for c in sorted(sent) if c not in {u.client for u in updates}]
         changed += [Update({"global": sent[c]}, weight=1.0, client=c) for c in missing]
         return super().merge(bank, changed, when)
-
-

@@ -138,7 +138,9 @@ class Parted(Method):
     def train(self, given: Assignment, client: Client) -> Any:
         base, own = given.entries["base"], given.entries.get(f"own/{client.id}")
         if own is None:
-            own = Entry(torch.zeros(self.world.models["main"].space.size_of(self._names()[1:])), segments=self._names()[1:])
+            own = Entry(
+                torch.zeros(self.world.models["main"].space.size_of(self._names()[1:])), segments=self._names()[1:]
+            )
         start = self.join([base, replace(own, buffers=base.buffers)])
         result = yield self.learner.request(start, client)
         space = self.world.models["main"].space

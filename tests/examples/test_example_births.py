@@ -1,4 +1,4 @@
-"""Need: entries that are born and retired while the run goes on. Here: a new model where the loss jumps, as in FedDrift."""
+"""Need: entries that are born and retired during the run. Here: a new model where the loss jumps, as in FedDrift."""
 
 from __future__ import annotations
 

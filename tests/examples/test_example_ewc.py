@@ -73,19 +73,21 @@ def largest(run):
     return max(float(state.bank["global"].vector.abs().max()) for state in run.states)
 
 
-@pytest.mark.parametrize("strength", [100.0, 5000.0, 1e6])
+@pytest.mark.parametrize("strength", [100.0, 5000.0])
 def test_the_implicit_penalty_stays_bounded_where_the_gradient_explodes(strength):
-    free = play(ewc(strength=0.0))
-    held = play(ewc(strength=strength))
-    assert largest(held) < 2 * largest(free)
-    # As a gradient it explodes: at 100 to 1e37 with every value finite, above that within one fit.
+    assert largest(play(ewc(strength=strength))) < 2
     exploded = play(ewc(strength=strength, implicit=False), clean=False)
-    assert exploded.all(record="rejected")
-    assert largest(exploded) > 1e30 or strength > 100
+    if strength == 100:  # every value stays finite, so only a warning tells
+        assert exploded.all(record="warning")
+        assert largest(exploded) > 1e10
+    else:  # infinite within one fit
+        assert exploded.all(record="rejected")
 
 
 def test_both_forms_agree_while_the_strength_is_small():
-    free, held, pulled = (play(ewc(**s)) for s in ({"strength": 0}, {"strength": 3}, {"strength": 3, "implicit": False}))
+    free, held, pulled = (
+        play(ewc(**s)) for s in ({"strength": 0}, {"strength": 3}, {"strength": 3, "implicit": False})
+    )
     apart = float((held.bank["global"].vector - pulled.bank["global"].vector).norm())
     moved = float((held.bank["global"].vector - free.bank["global"].vector).norm())
     assert 0 < 5 * apart < moved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 from example_lab import config, on_digits, play, prove
 
@@ -25,7 +26,9 @@ class Regret(Measure):
             before, moves = memory.get(name, [entry, 0])
             memory[name] = [entry, moves + (entry != before)]
             regret = test[chosen].loss - min(score.loss for score in test)
-            lines.append({"metric": "regret", "value": regret, "moves": memory[name][1], "entry": entry, **target.labels})
+            lines.append(
+                {"metric": "regret", "value": regret, "moves": memory[name][1], "entry": entry, **target.labels}
+            )
         return lines, memory
 
     @staticmethod
@@ -54,7 +57,7 @@ def test_it_agrees_with_the_choice_of_the_accuracy_and_is_never_negative():
         assert line["value"] >= 0
     for concept in (0, 1):
         entries = [line["entry"] for line in regrets if line["concept"] == concept]
-        moves = sum(a != b for a, b in zip(entries, entries[1:], strict=False))
+        moves = sum(a != b for a, b in pairwise(entries))
         assert [line["moves"] for line in regrets if line["concept"] == concept][-1] == moves
 
 

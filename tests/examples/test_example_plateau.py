@@ -16,7 +16,7 @@ from shoal.server.base import ServerOptimizer
 
 
 class Plateau(ServerOptimizer):
-    """``x + lr Delta``; ``lr`` is multiplied by ``factor`` after more than ``patience`` rounds without a better loss."""
+    """``x + lr Delta``; ``lr`` falls by ``factor`` after more than ``patience`` rounds without a better loss."""
 
     reads_reported = True
 
@@ -72,7 +72,9 @@ def test_the_laws_and_the_reported_loss_is_that_of_the_validation_rows_weighted_
         module = run.setup.world.models["main"].build()
         torch.nn.utils.vector_to_parameters(old.bank["global"].vector, module.parameters())
         held = [stream.holding(i, 1) for i in range(4)]
-        losses = [F.cross_entropy(module(inputs(digits().batch(h.validation))), digits().wanted(h.validation)) for h in held]
+        losses = [
+            F.cross_entropy(module(inputs(digits().batch(h.validation))), digits().wanted(h.validation)) for h in held
+        ]
         weights = [len(h.train) for h in held]
         reported = sum(w * float(loss.detach()) for w, loss in zip(weights, losses, strict=True)) / sum(weights)
         lr, best = (lr, reported) if reported < best else (lr / 2, best)

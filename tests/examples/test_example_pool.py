@@ -88,7 +88,8 @@ def test_the_constants_are_used_and_never_trained():
         x, y = inputs(digits().batch(rows)).flatten(1), digits().wanted(rows)
         v = old["global"].vector.clone().requires_grad_()
         w, b, alpha = (
-            v[slots[n].offset : slots[n].offset + slots[n].size] for n in ("classifier.weight", "classifier.bias", "alpha")
+            v[slots[n].offset : slots[n].offset + slots[n].size]
+            for n in ("classifier.weight", "classifier.bias", "alpha")
         )
         F.cross_entropy(F.linear(x, w.view(10, 64) + alpha[0] * pool, b), y).backward()
         ends.append((v - 0.1 * v.grad).detach().double().numpy())

@@ -103,7 +103,9 @@ def test_c_is_the_mean_of_all_c_i_with_full_participation_and_not_of_those_drawn
 
 def test_the_first_round_equals_fedavg_and_the_second_does_not():
     plain, corrected = play(config(rounds=2)), play(config(rounds=2, local=SCAFFOLD))
-    vectors = [(a.bank["global"].vector, b.bank["global"].vector) for a, b in zip(plain.states, corrected.states)]
+    vectors = [
+        (a.bank["global"].vector, b.bank["global"].vector) for a, b in zip(plain.states, corrected.states, strict=True)
+    ]
     assert [torch.equal(a, b) for a, b in vectors] == [True, True, False]
 
 

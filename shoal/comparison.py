@@ -26,7 +26,7 @@ COLUMNS = (
     "seconds",
 )
 """The numbers of the full table, as far as the runs have them."""
-SHORT = ("acc", "bwt_f.seen", "bwt_f.worst@1", "bwt_f.worst@5", "client_drift", "seconds")
+SHORT = ("acc", "bwt_f.seen", "bwt_f.worst@1", "bwt_f.worst@5", "client_drift")
 """Those that fit a terminal of 80 columns."""
 _HEADINGS = {
     "acc": "accuracy %",
@@ -87,16 +87,19 @@ def rows(comparison: Mapping[str, Any], full: bool = False) -> list[dict[str, st
     """The final table: one row per variant, accuracies and points as ``"mean ± sd"``, points without their unit.
 
     Columns that nobody has are left out. ``full`` has all of `COLUMNS` and the deviation of every number;
-    otherwise it is `SHORT`, and drift and time are means alone.
+    otherwise it is `SHORT`, drift is the mean alone, and ``seeds`` appear only where they are not the same for all.
     """
     variants = comparison["variants"]
     wanted = COLUMNS if full else SHORT
     keys = [key for key in wanted if any(key in v["numbers"] for v in variants.values())]
+    counts = {len(variant["seeds"]) for variant in variants.values()}
+    seeds = full or len(counts) > 1 or any(variant["unfinished"] for variant in variants.values())
     table = []
     for name, variant in variants.items():
-        row = {"variant": str(name), "seeds": str(len(variant["seeds"]))}
-        if variant["unfinished"]:
-            row["seeds"] += f" (+{len(variant['unfinished'])} unfinished)"
+        row = {"variant": str(name)}
+        if seeds:
+            unfinished = f" (+{len(variant['unfinished'])} unfinished)" if variant["unfinished"] else ""
+            row["seeds"] = f"{len(variant['seeds'])}{unfinished}"
         for key in keys:
             found = variant["numbers"].get(key, {})
             share = describe(key).unit in ("percent", "points")

@@ -30,6 +30,8 @@ class Run:
     records: list[list[dict[str, Any]]] = field(default_factory=list)
     """The structured records of each round."""
     prints: list[str] = field(default_factory=list)
+    models: list[str] = field(default_factory=list)
+    """Fingerprints of the models alone."""
 
     @property
     def last(self) -> State:
@@ -65,7 +67,8 @@ class Case:
         own = {"method": self.method, "learner": self.learner, "model": self.model, "local": self.local}
         merged = {name: {**value, **parts.pop(name, {})} for name, value in own.items() if name == "method"}
         stream = {**self.stream, **parts.pop("stream", {})}
-        return world(seed, **{"rounds": ROUNDS, **own, **merged, "stream": stream, **parts})
+        with one_torch_thread():
+            return world(seed, **{"rounds": ROUNDS, **own, **merged, "stream": stream, **parts})
 
     @staticmethod
     def exchanges(setup: Setup) -> int:
@@ -81,7 +84,7 @@ class Case:
         """The plain run, in which nobody failed and the bank changed: what a law compares with means nothing else."""
         if "clean" not in self.kept:
             run = self.play(self.setup())
-            require_clean(run)
+            require_clean(run, what="the clean run")
             self.kept["clean"] = run
         found = self.kept["clean"]
         assert isinstance(found, Run)
@@ -116,12 +119,13 @@ class Case:
                 if state is None:
                     state = experiment.start()
                 last = config.rounds if rounds is None else state.round + rounds
-                run = Run([state], prints=[fingerprint(state)])
+                run = Run([state], prints=[fingerprint(state)], models=[vectors(state)])
                 while state.round < last:
                     played = experiment.play(state)
                     state = played.state
                     run.states.append(state)
                     run.prints.append(fingerprint(state))
+                    run.models.append(vectors(state))
                     run.lines.append([dump(line) for line in played.lines])
                     run.records.append([line for line in played.lines if "record" in line])
             finally:
@@ -129,17 +133,12 @@ class Case:
         return run
 
 
-def require_clean(run: Run, allowed: Sequence[str] = ()) -> None:
+def require_clean(run: Run, allowed: Sequence[str] = (), what: str = "the run") -> None:
     """Breaks the law unless nobody failed and the bank changed."""
     for record in PROBLEMS:
         found = [] if record in allowed else run.told(record)
-        require(not found, f"in a run without any fault: {found[0] if found else ''}")
-    require(changed(run.states[0], run.last), "the run changed no model in the bank")
-
-
-def changed(before: State, after: State) -> bool:
-    """Whether any model of the bank changed."""
-    return vectors(before) != vectors(after)
+        require(not found, f"{what} is not without fault: {found[0] if found else ''}")
+    require(run.models[0] != run.models[-1], f"{what} changed no model in the bank")
 
 
 def vectors(state: State) -> str:

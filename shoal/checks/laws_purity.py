@@ -11,7 +11,7 @@ from torch import Tensor
 from ..bank import Bank, Buffers, Entry, Key
 from ..messages import Job, Part, Update
 from ..setup import Setup
-from .case import Case, Run, vectors
+from .case import Case, Run
 from .fingerprint import difference, fingerprint
 from .law import law, require
 from .tamper import Answering, Raising, Watched, WatchedEngine
@@ -214,4 +214,4 @@ def _check_variances(module: torch.nn.Module, space: Any, entry: Entry, where: s
 def _require_played(run: Run) -> None:
     for record in ("diverged", "rejected", "failed"):
         require(not run.told(record), f"{run.told(record)[:1]}")
-    require(vectors(run.states[0]) != vectors(run.last), "the later rounds changed no model")
+    require(run.models[0] != run.models[-1], "the later rounds changed no model")

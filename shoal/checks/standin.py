@@ -75,8 +75,8 @@ class StandinStream(Stream):
     """Every client holds rows of its own, one row less in each round, another one each time.
 
     With two ``tasks`` a client trains one of them for two rounds, then the other. ``rows``: ``one`` row a client,
-    or rows of ``one-class`` each (which clients share). ``empty`` lists clients without training rows. Client ``c`` of many holds what
-    client ``c % 4`` holds.
+    or rows of ``one-class`` each (which clients share). ``empty`` lists clients without training rows. Client ``c``
+    of many holds what client ``c % 4`` holds.
     """
 
     def __init__(

@@ -173,9 +173,7 @@ def normalisation(features: Array, train: Array, how: str, peak: float = 255.0) 
             scale, offset = 2 * scale, offset - 1
     elif how == "channel":
         mean, spread = _moments(features, train)
-        # Relative, because rounding leaves a constant feature a spread of some 1e-16 of its value.
-        flat = spread <= 1e-7 * np.abs(mean)
-        scale = 1 / np.where(flat, 1.0, spread)
+        scale = 1 / np.where(spread == 0, 1.0, spread)
         offset = -mean * scale
     return scale.astype(np.float32), offset.astype(np.float32)
 

@@ -36,8 +36,9 @@ class Seen:
     """One finished round (all its exchanges together).
 
     ``outcomes`` are all answers of the engine, one per assignment and in the same order, ``accepted`` the updates
-    that reached the bank, ``holdings`` what each participant held. ``trained`` maps an entry to the clients whose update reached it. ``score`` measures
-    models on rows without changing anything, several pairs at once.
+    that reached the bank, ``holdings`` what each participant held. ``trained`` maps an entry to the clients that
+    trained it and whose update reached it. ``score`` measures models on rows without changing anything, several
+    pairs at once.
     """
 
     when: Moment

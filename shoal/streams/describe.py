@@ -45,7 +45,7 @@ def _random(stream: Stream) -> bool:
 def _shown(stream: Stream, clients: int) -> tuple[range, str]:
     shown = range(min(clients, stream.clients))
     left = stream.clients - len(shown)
-    return shown, f"{left} more clients are not shown" if left else ""
+    return shown, f"clients not shown: {left}" if left else ""
 
 
 def _counts(stream: Stream, rows: Tensor) -> np.ndarray:
@@ -99,7 +99,7 @@ def phase_table(stream: Stream, clients: int = 10, most: int = 20) -> Table:
     else:
         spans = _spans(stream)
         if len(spans) > most:
-            notes.append(f"{len(spans) - most} more phases are not shown")
+            notes.append(f"phases not shown: {len(spans) - most}")
         for phase, (first, last) in enumerate(spans[:most]):
             for client in shown:
                 held = stream.holding(client, first)

@@ -174,7 +174,7 @@ class Dirichlet(Partition):
             # Rounding the running sum loses no row and puts every count within one row of its share.
             ends = np.rint(np.cumsum(parts, axis=1) * sizes[:, None]).astype(np.int64)
             ends[:, -1] = sizes
-            counts: Array = np.diff(np.minimum(ends, sizes[:, None]), axis=1, prepend=0)
+            counts: Array = np.diff(ends, axis=1, prepend=0)
             smallest = int(counts.sum(axis=0).min())
             if smallest >= self.minimum:
                 return counts

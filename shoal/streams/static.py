@@ -32,9 +32,9 @@ def remarks(cells: Cells, clients: int, where: str = "") -> list[str]:
     """What a user should know of a partition: clients without rows, rows without a client."""
     notes = []
     if cells.empty:
-        notes.append(f"{where}{cells.empty} of {clients} clients hold no row and are skipped")
+        notes.append(f"{where}clients without a row, which are skipped: {cells.empty} of {clients}")
     if cells.unused:
-        notes.append(f"{where}{cells.unused} training rows are held by no client")
+        notes.append(f"{where}training rows that no client holds: {cells.unused}")
     return notes
 
 

@@ -159,14 +159,14 @@ class TaskStream(Stream):
         notes = []
         short, longer = divmod(self.rounds, self.tasks)
         if longer:
+            first = "the first phase has" if longer == 1 else f"the first {longer} phases have"
             notes.append(
-                f"{self.rounds} rounds are no multiple of {self.tasks} tasks: the first {longer} phases have "
-                f"{short + 1} rounds, the others {short}"
+                f"{self.rounds} rounds are no multiple of {self.tasks} tasks: {first} one round more than {short}"
             )
         used = torch.cat([task.train for task in self._made])
         outside = len(self.dataset.transforms) * len(self.dataset.train) - len(used)
         if outside:
-            notes.append(f"{outside} training rows belong to no task, because stream.classes leaves their labels out")
+            notes.append(f"training rows of no task, because stream.classes leaves their labels out: {outside}")
         for number, (task, cells) in enumerate(zip(self._made, self._cells, strict=True)):
             where = f"task {number} ({task.name}): "
             for rows, what in ((task.train, "training"), (task.test, "test")):

@@ -388,3 +388,18 @@ class SideChannel(FedAvg):
         missing = [c for c in sorted(sent) if c not in {u.client for u in updates}]
         changed += [Update({"global": sent[c]}, weight=1.0, client=c) for c in missing]
         return super().merge(bank, changed, when)
+
+
+class Failing(Learner):
+    """Every client fails."""
+
+    def fit(self, key: Key, start: Served, entry: Entry, client: Client, **request: Any) -> Any:
+        yield self.request(start, client, rows=client.train[:0].float())
+        raise RuntimeError("never again")
+
+
+class Idle(FedAvg):
+    """Everyone trains, and nothing comes of it."""
+
+    def merge(self, bank: Bank, updates: Sequence[Update], when: Moment) -> Bank:
+        return bank

@@ -114,8 +114,10 @@ def test_the_fingerprint_is_one_of_the_content():
         from_arrays(TABLE, LABELS + 1),
         from_arrays(TABLE, LABELS, seed=1),
         from_arrays(TABLE, LABELS, columns={"c": LABELS}),
+        from_arrays(TABLE, LABELS, columns={"c": LABELS + 1}),
+        from_arrays(TABLE, LABELS, columns={"d": LABELS}),
     ]
-    assert len({one, *(data.fingerprint for data in others)}) == 6
+    assert len({one, *(data.fingerprint for data in others)}) == 8
 
 
 BAD = {

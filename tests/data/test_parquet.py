@@ -147,6 +147,7 @@ def test_limits_keep_rows_of_their_own_side(tmp_path):
     assert (len(data.train), len(data.test)) == (10, 5)
     assert set(data.train.tolist()) < set(whole.train.tolist())
     assert set(data.test.tolist()) < set(whole.test.tolist())
+    assert data.train.tolist() != whole.train[:10].tolist()
     # More rows contain fewer rows.
     assert set(data.train.tolist()) < set(load(tmp_path, limit=20).train.tolist())
     assert torch.equal(load(tmp_path, limit=10**6).train, whole.train)

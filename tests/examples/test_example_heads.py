@@ -14,6 +14,11 @@ from shoal.requests import Served
 class PerTask(Method):
     """One model per task; a client trains that of its current task."""
 
+    def __init__(self, world, learner, mean, server):
+        super().__init__(world, learner, mean, server)
+        if not world.tasks:
+            raise ValueError("a model per task needs a stream with tasks")
+
     @classmethod
     def keeps_task_models(cls, settings):
         return True

@@ -29,11 +29,12 @@ class Watching(ServerOptimizer):
 
     def step(self, old, mean, when, reported):
         centre = old.server.get("watch/mean", old.vector)
+        centre = centre if centre.shape == mean.shape else old.vector
         variance = old.server.get("watch/variance", torch.tensor(0.0))
         away = mean - centre
         spread = 0.5 * variance + 0.5 * away.square().mean()
         ratio = spread / variance if variance > 0 else torch.tensor(1.0)
-        return mean, {"watch/mean": centre + 0.5 * away, "watch/variance": spread, "watch/ratio": ratio}
+        return mean, {**old.server, "watch/mean": centre + away / 2, "watch/variance": spread, "watch/ratio": ratio}
 
 
 class Travelling(Learner):
@@ -46,7 +47,7 @@ class Travelling(Learner):
         return (yield from super().fit(key, start, entry, client, **request))
 
     def extra(self, key, old, new, group, when):
-        return {"travel/lr": self.local.lr * new.server["watch/ratio"].clamp(max=1.0)}
+        return {"travel/lr": self.local.lr * new.server.get("watch/ratio", torch.tensor(1.0)).clamp(max=1.0)}
 
 
 DECAYING = {"learner": {"kind": "test_example_rates:Decaying"}}

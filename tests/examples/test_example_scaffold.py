@@ -21,7 +21,7 @@ class Scaffold(Learner):
         c = entry.extra.get("control/c", torch.zeros_like(start.vector))
         mine = client.state.get(f"control/{key}", torch.zeros_like(start.vector))
         result = yield replace(fit, terms=(*fit.terms, Shift(c - mine)))
-        new = mine - c + (start.vector - result.vector) / (result.steps * fit.optimizer.lr)
+        new = mine - c + (start.vector - result.vector) / (max(1, result.steps) * fit.optimizer.lr)
         extra = {"control/delta": new - mine}
         part = Part(result.vector, result.buffers, extra, steps=result.steps, loss=result.loss)
         return part, {f"control/{key}": new}

@@ -22,7 +22,7 @@ def test_counts_of_a_static_stream():
 def test_many_clients_are_capped():
     table = class_counts(StaticStream(DATA, 0, 1, clients=1_000_000, partition=Draw(rows=4)), clients=2)
     assert len(table.columns) == 3
-    assert table.note == "999998 more clients are not shown"
+    assert table.note == "clients not shown: 999998"
 
 
 def test_phases_of_a_synchronous_stream():
@@ -35,7 +35,7 @@ def test_phases_of_a_synchronous_stream():
         ("1", "4 to the end", "1", "1 (41)", "8", "2", "41"),
     ]
     assert len(phase_table(stream, clients=1).rows) == 2
-    assert phase_table(stream, clients=1, most=1).note == "1 more clients are not shown; 1 more phases are not shown"
+    assert phase_table(stream, clients=1, most=1).note == "clients not shown: 1; phases not shown: 1"
     assert [t.title for t in describe(stream, 5)] == ["Tasks (head: task)", "Who holds what"]
 
 
@@ -51,7 +51,7 @@ def test_a_multi_task_stream_is_random_each_round():
     tables = describe(stream, 40, clients=2)
     assert [t.title for t in tables] == ["Tasks (head: shared)", "Who holds what", "Tasks by round (a sample)"]
     assert tables[1].rows[0] == ("all", "all", "0", "random each round", "7", "0", "3, 7, 41")
-    assert tables[1].note == "1 more clients are not shown"
+    assert tables[1].note == "clients not shown: 1"
     sample = round_table(stream, 40, 2)
     assert sample.columns[1] == "round 1"
     assert sample.columns[-1] == "round 40"

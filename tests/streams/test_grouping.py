@@ -45,7 +45,7 @@ def test_explicit_groups_in_original_labels_and_in_their_own_order():
     assert [ODD.classes[i] for i in ODD.labels[rows].tolist()] == ["41", "3"]
     assert s.dataset.wanted(rows).tolist() == [0, 1]
     assert stream(ODD, classes=[[41], [7]]).notes() == [
-        "8 training rows belong to no task, because stream.classes leaves their labels out"
+        "training rows of no task, because stream.classes leaves their labels out: 8"
     ]
 
 
@@ -65,6 +65,14 @@ def test_a_second_task_with_a_new_label():
     by_name = {s.dataset.classes[int(s.dataset.labels[r])]: int(s.dataset.wanted(r[None])) for r in old}
     assert by_name == {"3": 0, "7": 1, "41": 2}
     assert dict(s.holding(0, 1).truth) == {"task": 0, "phase": 0, "domain": "new"}
+
+
+def test_a_label_that_only_the_test_rows_of_a_domain_have():
+    data = images([0, 1, 2, 0], [1, 1], {"domain": ["a", "b", "b", "a", "a", "b"]})
+    s = stream(data, by="domain", clients=1, validation=0)
+    assert s.task_outputs == (2, 2)
+    assert s.dataset.wanted(s.targets(1)[0].test).tolist() == [1]
+    assert s.dataset.wanted(s.cell(0, 0)[0]).tolist() == [0, 0]
 
 
 def test_strings():

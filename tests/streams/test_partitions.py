@@ -70,6 +70,14 @@ def test_validation_rows_come_from_the_client_and_are_never_trained_on(partition
     assert cells.unused == 0
 
 
+def test_validation_rows_lie_elsewhere_for_every_client():
+    labels = np.zeros(100, dtype=np.int64)
+    split, cells = Iid().split(labels, 2, (0,)), Iid().cells(labels, 2, (0,), 0.2)
+    ranks = [np.searchsorted(np.sort(split.rows(c)), cells.rows(c)[1]).tolist() for c in range(2)]
+    assert len(ranks[0]) == len(ranks[1]) == 10
+    assert ranks[0] != ranks[1]
+
+
 def test_a_seed_decides_and_two_differ():
     labels = np.arange(300) % 5
     for partition in [*KINDS, Draw(rows=40, alpha=0.5)]:

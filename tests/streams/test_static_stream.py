@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 from stream_data import images, laws
 
 from shoal.errors import ConfigError
 from shoal.registry import build, resolve
-from shoal.streams.partitions import Dirichlet, Sizes
+from shoal.streams.partitions import Dirichlet, Shards, Sizes
 from shoal.streams.static import StaticStream
 
 DATA = images([3, 7, 41, 7] * 30, [3, 41] * 5)
@@ -30,12 +31,13 @@ def test_laws_and_the_same_rows_in_every_round():
 
 
 def test_rows_are_those_of_the_data_set_and_not_of_the_pool():
-    """Training rows need not be the first ones."""
-    digits = build("data", resolve("data", {"kind": "digits", "limit": 50}))
-    data = digits.load()
-    stream = StaticStream(data, 0, 1, clients=3)
-    held = [stream.holding(c, 1) for c in range(3)]
-    assert sorted(row for h in held for row in [*h.train.tolist(), *h.validation.tolist()]) == data.train.tolist()
+    """Training rows need not be the first ones, nor the labels of the pool those of the first rows."""
+    data = build("data", resolve("data", {"kind": "digits", "limit": 60})).load()
+    stream = StaticStream(data, 0, 1, clients=30, partition=Shards(per_client=1), validation=0)
+    held = [stream.holding(c, 1).train for c in range(30)]
+    assert sorted(torch.cat(held).tolist()) == data.train.tolist()
+    # Sorted by label and cut into pairs: of ten classes at most nine boundaries fall inside a pair.
+    assert sum(len(set(data.labels[rows].tolist())) == 2 for rows in held) <= 9
 
 
 def test_from_a_configuration_with_its_defaults():
@@ -57,8 +59,8 @@ def test_notes_tell_what_nobody_holds():
     assert StaticStream(DATA, 0, 1, clients=4).notes() == []
     stream = StaticStream(DATA, 0, 1, clients=4, partition=Sizes(sizes=[100, 0, 10, 0]))
     assert stream.notes() == [
-        "2 of 4 clients hold no row and are skipped",
-        "10 training rows are held by no client",
+        "clients without a row, which are skipped: 2 of 4",
+        "training rows that no client holds: 10",
     ]
     empty = stream.holding(1, 1)
     assert (empty.train.tolist(), empty.validation.tolist(), empty.train.dtype) == ([], [], DATA.train.dtype)

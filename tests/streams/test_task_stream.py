@@ -79,7 +79,7 @@ def test_rounds_that_do_not_divide():
     s = stream(rounds=8, order="synchronous")
     assert tasks_of(s, 8)[0] == [0, 0, 0, 1, 1, 1, 2, 2]
     assert s.boundaries == (3, 6)
-    assert s.notes() == ["8 rounds are no multiple of 3 tasks: the first 2 phases have 3 rounds, the others 2"]
+    assert s.notes() == ["8 rounds are no multiple of 3 tasks: the first 2 phases have one round more than 2"]
     for rounds in (0, 2):
         with pytest.raises(ConfigError, match=f"3 tasks need at least one round each, but there are {rounds}"):
             stream(rounds=rounds)
@@ -187,7 +187,7 @@ def test_clients_without_rows_get_empty_tensors():
     holding = s.holding(1, 3)
     assert (holding.train.tolist(), holding.validation.tolist(), holding.task) == ([], [], 1)
     assert len(holding.test) == 6
-    assert s.notes()[0] == "task 0 (0, 1): 2 of 4 clients hold no row and are skipped"
+    assert s.notes()[0] == "task 0 (0, 1): clients without a row, which are skipped: 2 of 4"
     with pytest.raises(IndexError):
         s.holding(4, 1)
     with pytest.raises(IndexError):

@@ -217,7 +217,10 @@ def build(part: str, settings: Mapping[str, Any], *args: Any, **more: Any) -> An
     for name, value in settings.items():
         if name in known:
             nested = known[name].part
-            own[name] = build(nested, value) if nested is not None and value is not None else value
+            if nested is not None and value is not None:
+                # A part inside one of its own kind, such as a learner around a learner, is supplied like it.
+                value = build(nested, value, *args) if nested == part else build(nested, value)
+            own[name] = value
     plain = {name: value for name, value in own.items() if known[name].part is None}
     try:
         # Back through the schema: a tuple or an enumeration became a list or a string in config.yaml.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,7 @@ from ..data.dataset import Dataset, inputs
 from ..losses import Loss, loss_of
 from ..messages import Client
 from ..models.base import Dropout, Model, place_constants, set_mode
-from ..requests import Drift, Fit, FitResult, Gradient, Score, Served, Term
+from ..requests import Drift, Fit, FitResult, Gradient, Score, Served
 from .augment import augmentation
 from .plan import plan, total_steps
 from .steppers import Stepper
@@ -311,14 +312,12 @@ class _Batches:
         return self.dataset.batch(rows), self.dataset.wanted(rows)
 
 
-def _placed(term: Term, device: torch.device) -> Term:
-    """A term with its tensors on the device, so that they are moved once and not in every step."""
+def _placed(term: Any, device: torch.device) -> Any:
+    """A term (a dataclass) with its tensors on the device, so that they are moved once and not in every step."""
     if device.type == "cpu":
         return term
-    assert dataclasses.is_dataclass(term), "a term is a dataclass, so that its tensors can be moved and stacked"
-    values = {f.name: getattr(term, f.name) for f in dataclasses.fields(term)}
-    moved = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
-    return dataclasses.replace(term, **moved)  # type: ignore[type-var,return-value]
+    moved = {name: value.to(device) for name, value in vars(term).items() if isinstance(value, Tensor)}
+    return dataclasses.replace(term, **moved)
 
 
 def _squared(work: Workspace, start: Tensor) -> tuple[Tensor, Tensor]:
@@ -358,5 +357,5 @@ def cosine_distance(start: Tensor, away: Tensor, squared: float) -> float:
     before, after = length**0.5, max(0.0, length + growth) ** 0.5
     if before == 0 or after == 0:
         return 0.0 if before == after else 1.0
-    distance = (squared - (growth / (before + after)) ** 2) / (2 * before * after)
+    distance: float = (squared - (growth / (before + after)) ** 2) / (2 * before * after)
     return max(0.0, distance)

@@ -26,8 +26,9 @@ def test_run_prints_a_table_and_is_quiet_where_there_is_no_terminal(shoal: Shoal
     assert "runs/quickstart/report.html" in said.out
     summary = json.loads((tmp_path / "runs/quickstart/summary.json").read_text())
     assert summary["finished"] is True
-    keys = """method seed rounds acc acc_last5 trainable_parameters model_bytes bytes_down_per_round bytes_up_per_round
-        total_bytes_down total_bytes_up seconds client_steps_per_second engine bwt_f client_drift peak_memory_mb server"""
+    keys = """method seed rounds acc acc_last5 trainable_parameters model_bytes bytes_down_per_round
+        bytes_up_per_round total_bytes_down total_bytes_up seconds client_steps_per_second engine bwt_f client_drift
+        peak_memory_mb server"""
     assert [key for key in keys.split() if summary.get(key) is None] == []
     assert summary["trainable_parameters"] == 64 * 64 + 64 + 64 * 10 + 10
     assert summary["model_bytes"] == 4 * summary["trainable_parameters"]

@@ -150,7 +150,6 @@ def test_cosine_distance_of_close_vectors_does_not_cancel() -> None:
     b = a + 1e-4 * torch.from_numpy(rng.normal(size=1000).astype(np.float32))
     exact = 1 - float(a.double() @ b.double() / (a.double().norm() * b.double().norm()))
 
-
     def distance(start: Tensor, end: Tensor) -> float:
         away = end - start
         return cosine_distance(start, away, float(away @ away))

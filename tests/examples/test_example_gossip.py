@@ -40,7 +40,9 @@ class Gossip(Method):
             p = np.exp(score - score.max(initial=0.0))
             count = min(self.contacts, len(others)) if when.round else 0
             drawn = when.random("contacts", seat.id).choice(others, count, False, p / p.sum()) if count else ()
-            yield Assignment(seat.id, tuple(f"client/{j}" for j in sorted(drawn)), own=(f"client/{seat.id}",), times=seat.times)
+            yield Assignment(
+                seat.id, tuple(f"client/{j}" for j in sorted(drawn)), own=(f"client/{seat.id}",), times=seat.times
+            )
 
     def train(self, given, client):
         (key,) = given.own

@@ -179,6 +179,7 @@ class Checkpoints:
         self.folder = folder
         self.split_bytes = split_bytes
         self._written: dict[str, tuple[object, str]] = {}
+        self._damaged: list[int] = []
 
     def rounds(self) -> list[int]:
         """The rounds that have a checkpoint, newest first."""
@@ -195,6 +196,9 @@ class Checkpoints:
         """Writes a checkpoint, and removes all but this one and the one before it."""
         self.folder.mkdir(parents=True, exist_ok=True)
         split = _size(state) > self.split_bytes
+        names = {*(f"entry/{key}" for key in state.bank.entries), *(f"client/{c}" for c in state.clients)}
+        # Parts that this checkpoint does not name may be gone when a later one would.
+        self._written = {name: part for name, part in self._written.items() if split and name in names}
         entries = {
             key: self._part(f"entry/{key}", entry, entry_value(entry), state.round) if split else entry_value(entry)
             for key, entry in state.bank.entries.items()
@@ -217,6 +221,7 @@ class Checkpoints:
                 "metrics_bytes": state.metrics_bytes,
             },
         )
+        self._damaged = [round for round in self._damaged if round != state.round]
         self._prune()
 
     def _part(self, name: str, identity: object, value: Any, round: int) -> str:
@@ -233,8 +238,13 @@ class Checkpoints:
         return file
 
     def _prune(self) -> None:
+        for damaged in self._damaged:  # first, because a damaged checkpoint is not one of the two that are kept
+            self.path(damaged).unlink(missing_ok=True)
+        self._damaged = []
         for old in self.rounds()[2:]:
             self.path(old).unlink(missing_ok=True)
+        for path in self.folder.glob(".round-*.tmp"):  # of a process that was killed
+            path.unlink(missing_ok=True)
         parts = self.folder / "parts"
         if parts.is_dir():
             used: set[str] = set()
@@ -255,6 +265,7 @@ class Checkpoints:
                 return self._read(round), complaints
             except (ValueError, KeyError) as error:
                 complaints.append(f"checkpoint of round {round}: {error}")
+                self._damaged.append(round)
         if complaints:
             raise RunError("no checkpoint can be read: " + "; ".join(complaints))
         return None, complaints

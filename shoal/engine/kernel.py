@@ -39,6 +39,7 @@ class Workspace:
         self.vector = torch.zeros(model.space.size, device=device)
         self.gradient = torch.zeros(model.space.size, device=device)
         model.space.bind(self.module, self.vector, self.gradient)
+        set_mode(self.module, True)
         self.defaults = model.buffers.read(self.module)
         self.dropouts = [m for m in self.module.modules() if isinstance(m, Dropout)]
 
@@ -53,7 +54,8 @@ class Workspace:
         self.vector.copy_(served.vector)
         # A model that brings no buffers starts from fresh ones, never from the last client's.
         self.model.buffers.write(self.module, self.defaults if served.buffers.empty else served.buffers)
-        set_mode(self.module, training)
+        if self.module.training != training:  # walking through the layers costs as much as a step of a small model
+            set_mode(self.module, training)
         with place_constants(self.module, served.constants):
             yield self.module
 

@@ -23,7 +23,7 @@ class Learner:
     """
 
     part: ClassVar[str] = "learner"
-    exchanges: ClassVar[int] = 1
+    exchanges: int = 1
     """Rounds of communication in one round; the loop takes the larger of the learner's and the method's."""
 
     def __init__(self, world: World, local: Local) -> None:

@@ -28,9 +28,9 @@ class Method:
     """
 
     part: ClassVar[str] = "method"
-    warmup: ClassVar[int] = 0
+    warmup: int = 0
     """1 adds a round 0 before the first, in which the stream gives the rows of round 1."""
-    exchanges: ClassVar[int] = 1
+    exchanges: int = 1
     """Rounds of communication in one round."""
 
     @classmethod

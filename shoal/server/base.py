@@ -28,7 +28,7 @@ class ServerOptimizer:
     """What the mean change does to an entry. Its numbers live in ``Entry.server``, never in the object."""
 
     part: ClassVar[str] = "server"
-    reads_reported: ClassVar[bool] = False
+    reads_reported: bool = False
     """Whether it reads the participants' validation loss; methods then have clients report it."""
 
     def step(self, old: Entry, mean: Tensor, when: Moment, reported: float) -> tuple[Tensor, Mapping[str, Tensor]]:

@@ -9,6 +9,7 @@ from example_lab import config, digits, on_digits, play, prove
 from torch import nn
 
 from shoal.data.dataset import inputs
+from shoal.engine.augment import AUGMENTATIONS
 from shoal.randomness import Moment
 
 
@@ -48,6 +49,16 @@ def test_an_anchors_gradient_sees_the_same_mask():
     noisy = play(config(model=DROPPED, rounds=1, local=svrg))
     still = play(config(model={**DROPPED, "share": 0.0}, rounds=1, local=svrg))
     torch.testing.assert_close(noisy.bank["global"].vector, still.bank["global"].vector, rtol=1e-4, atol=1e-6)
+
+
+def test_an_augmentation_does_not_change_which_rows_a_step_takes(monkeypatch):
+    def drawing(x, rng):
+        rng.random(7)
+        return x
+
+    monkeypatch.setitem(AUGMENTATIONS, "drawing", drawing)
+    plain, drawn = (play(config(local={"epochs": 3, "augment": names})) for names in ([], ["drawing"]))
+    assert torch.equal(plain.bank["global"].vector, drawn.bank["global"].vector)
 
 
 def test_on_digits(tmp_path):

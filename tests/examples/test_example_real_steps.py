@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 from example_lab import QUADRATICS, config, on_digits, play, prove, quadratics
 
 from shoal.server.base import Mean
-from shoal.server.means import shares
+from shoal.server.means import average, shares
 
 
 class Nova(Mean):
     """Wang et al. (2020): the mean change per step, times the mean number of steps."""
 
     def combine(self, old, group):
-        weights = shares(group.weights)
         steps = [max(1, part.steps) for part in group.parts]
-        each = [w / s * (p.vector - old.vector) for w, s, p in zip(weights, steps, group.parts, strict=True)]
-        return old.vector + sum(each) * float(np.dot(weights, steps))
+        mean = float(np.dot(shares(group.weights), steps))
+        factors = [mean / s if len(set(steps)) > 1 else 1.0 for s in steps]
+        moved = [torch.lerp(old.vector, p.vector, f) for p, f in zip(group.parts, factors, strict=True)]
+        parts = tuple(replace(p, vector=vector) for p, vector in zip(group.parts, moved, strict=True))
+        return average(old, replace(group, parts=parts), group.weights)
 
 
 NOVA = {"kind": "fedavg", "mean": {"kind": "test_example_real_steps:Nova"}}

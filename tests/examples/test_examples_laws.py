@@ -22,6 +22,7 @@ EXAMPLES = (
     "rates:Decaying",
     "rates:Travelling",
     "rates:Watching",
+    "real_steps:Nova",
     "scaffold:Scaffold",
     "stopping:Stopping",
     "svrg:Svrg",

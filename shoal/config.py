@@ -39,6 +39,7 @@ class Local(_Strict):
     steps: int | None = Field(None, ge=1)
     batch_size: int = Field(32, ge=1)
     loss: str = "cross_entropy"
+    loss_args: dict[str, float] = {}
     augment: list[str] = []
     learner: Part = {"kind": "plain"}
 

@@ -163,7 +163,7 @@ class Experiment:
         accepted = []
         growth = Growth()
         for job, outcome in zip(jobs, outcomes, strict=True):
-            update = self._answer(job, outcome, fates[outcome.client], growth, now)
+            update = self._answer(job, outcome, fates[outcome.client], growth, method.births, now)
             if update is not None:
                 accepted.append(update)
         now.assignments += assignments
@@ -213,7 +213,7 @@ class Experiment:
         return Job(given, client, held.test, fates[given.client].crash)
 
     @staticmethod
-    def _answer(job: Job, outcome: Outcome, fate: Selected, growth: Growth, now: _Round) -> Update | None:
+    def _answer(job: Job, outcome: Outcome, fate: Selected, growth: Growth, births: bool, now: _Round) -> Update | None:
         """The update that reaches the server, or ``None`` with a record of why there is none."""
         client = outcome.client
         if isinstance(outcome.answer, Failure):
@@ -224,7 +224,7 @@ class Experiment:
             return None
         parts = {k: replace(p, client=client, times=job.given.times) for k, p in outcome.answer.parts.items()}
         update = replace(outcome.answer, parts=parts, client=client, times=job.given.times)
-        reason = fault(update, job.given)
+        reason = fault(update, job.given, births)
         if reason is not None:
             now.note("rejected", "rejected", client=client, reason=reason)
             return None
@@ -237,7 +237,7 @@ class Experiment:
         """The record of the round: who took part in what, and which entries were trained by whom."""
         tasks: dict[str, list[int]] = {}
         reached: dict[str, list[int]] = {}
-        answered = {update.client for update in now.accepted}
+        answered = {client for who in now.trained.values() for client in who}
         for s in present:
             task = now.holdings[s.client].truth.get("task")
             if task is not None:

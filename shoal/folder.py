@@ -127,7 +127,9 @@ class RunFolder:
                 f"{self.path} holds an unfinished run of another configuration; choose another --out, "
                 f"go on with it (shoal resume {self.path}), or --force to replace it"
             )
-        if not self.exists and not force and any(p.name != ".lock" for p in self.path.iterdir()):
+        # A process that was killed before it wrote its configuration leaves the lock and a temporary file.
+        others = [p for p in self.path.iterdir() if p.name != ".lock" and not p.match(".*.tmp")]
+        if not self.exists and not force and others:
             raise RunError(f"{self.path} holds other files; choose an empty or a new folder for --out")
         self.clear()
         self.write_yaml("config.yaml", config)

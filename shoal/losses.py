@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,8 +16,9 @@ class Loss:
 
     part: ClassVar[str] = "loss"
 
-    def __call__(self, module: nn.Module, x: Tensor, y: Tensor, **args: float) -> Tensor:
-        """The mean loss of a batch, a scalar that can be differentiated. ``args`` are ``Fit.loss_args``."""
+    def __call__(self, module: nn.Module, x: Tensor, y: Tensor, **args: Any) -> Tensor:
+        """The mean loss of a batch, a scalar that can be differentiated. ``args`` are ``Fit.loss_args``: numbers and
+        tensors."""
         raise NotImplementedError
 
     def score(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -28,8 +29,8 @@ class Loss:
 class CrossEntropy(Loss):
     """Cross entropy of logits ``[rows, classes]`` with labels ``[rows]``; argument ``label_smoothing`` (0)."""
 
-    def __call__(self, module: nn.Module, x: Tensor, y: Tensor, **args: float) -> Tensor:
-        return F.cross_entropy(module(x), y, label_smoothing=args.get("label_smoothing", 0.0))
+    def __call__(self, module: nn.Module, x: Tensor, y: Tensor, **args: Any) -> Tensor:
+        return F.cross_entropy(module(x), y, label_smoothing=float(args.get("label_smoothing", 0.0)))
 
     def score(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         outputs = outputs.float()

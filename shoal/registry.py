@@ -68,6 +68,10 @@ PARTS: dict[str, dict[str, str]] = {
         "p": "shoal.server.calibrations:Power",
         "softplus": "shoal.server.calibrations:Softplus",
     },
+    "augmentation": {
+        "crop": "shoal.engine.augment:crop",
+        "flip": "shoal.engine.augment:flip",
+    },
     "loss": {
         "cross_entropy": "shoal.losses:CrossEntropy",
     },
@@ -232,6 +236,14 @@ def build(part: str, settings: Mapping[str, Any], *args: Any, **more: Any) -> An
         return target(*args, **own, **more)
     except ValueError as error:
         raise ConfigError(f"{part}: {error}") from error
+
+
+def accepted(part: str, kind: str, **offered: Any) -> dict[str, Any]:
+    """Those of ``offered`` that the kind takes: it names them as parameters that are not settings."""
+    target = find(part, kind)
+    parameters = inspect.signature(target).parameters
+    settings = settings_of(target)
+    return {name: value for name, value in offered.items() if name in parameters and name not in settings}
 
 
 def register(part: str, kind: str) -> Callable[[type], type]:

@@ -16,11 +16,16 @@ GROWTH = 1000.0
 """A largest weight that grows by this factor in one update is worth a warning: it is finite, but exploding."""
 
 
-def fault(update: Update, given: Assignment) -> str | None:
-    """Why an update is rejected, or ``None``. Looks at everything that it carries: private state too."""
+def fault(update: Update, given: Assignment, births: bool = False) -> str | None:
+    """Why an update is rejected, or ``None``. Looks at everything that it carries: private state too.
+
+    Without ``births`` a client may answer only for entries that it was given.
+    """
     if not math.isfinite(update.weight) or update.weight <= 0:
         return f"weight must be a positive number; got {update.weight}"
     for key, part in update.parts.items():
+        if key not in given.entries and not births:
+            return f"answers for entry {key!r}, but was given {list(given.entries)}"
         problem = _wrong_size(part, given.entries.get(key))
         if problem:
             return f"entry {key!r}: {problem}"

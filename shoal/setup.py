@@ -73,10 +73,7 @@ def resolve_config(raw: Mapping[str, Any]) -> Config:
         raise ConfigError(f"a configuration is a mapping of names to settings: {error}") from None
     learner = registry.resolve("learner", config.local.learner, "local.learner", default="plain")
     for name in config.local.augment:
-        try:
-            augmentation(name)
-        except ValueError as error:
-            raise ConfigError(f"local.augment: {error}") from None
+        augmentation(name)
     loss_of(config.local.loss)
     for name in config.evaluate.measures:
         registry.find("measure", name)
@@ -144,7 +141,11 @@ def assemble(config: Config, dataset: Dataset | None = None) -> Setup:
                 f"local.undecayed: no parameter is called {sorted(unknown)}; the model has {list(model.space.names)}"
             )
     learner = registry.build("learner", config.local.learner, world, config.local)
-    parts = [registry.build(part, config.method[part]) for part in METHOD_PARTS]
+    parts = []
+    for part in METHOD_PARTS:
+        settings = config.method[part]
+        offered = registry.accepted(part, settings["kind"], world=world, local=config.local)
+        parts.append(registry.build(part, settings, **offered))
     own = {name: value for name, value in config.method.items() if name not in METHOD_PARTS}
     method = registry.build("method", own, world, learner, *parts)
     context = Context(world, stream, method, config.evaluate, method.warmup)

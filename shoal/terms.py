@@ -63,12 +63,15 @@ class Hold:
 
 @dataclass(frozen=True)
 class Lasso:
-    """Adds the sub-gradient of ``strength * |w|_1`` before the step."""
+    """Adds the sub-gradient of ``strength * |w|_1`` before the step; ``strength`` is a number or one per coordinate."""
 
-    strength: float
+    strength: float | Tensor
 
     def gradient(self, w: Tensor, g: Tensor, s: slice) -> None:
-        g.add_(torch.sign(w), alpha=self.strength)
+        if isinstance(self.strength, Tensor):
+            g.addcmul_(self.strength[..., s].to(g.device), torch.sign(w))
+        else:
+            g.add_(torch.sign(w), alpha=self.strength)
 
     def after(self, w: Tensor, s: slice, lr: float) -> None:
         pass

@@ -58,7 +58,7 @@ def law(*subjects: str) -> Callable[[C], C]:
 
     def remember(check: C) -> C:
         name = check.__name__.replace("_", " ")
-        statement = " ".join((check.__doc__ or "").split())
+        statement = " ".join((check.__doc__ or "").split("\n\n")[0].split())
         for subject in subjects:
             LAWS.setdefault(subject, []).append(Law(name, statement, check))
         return check

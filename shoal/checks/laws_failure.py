@@ -40,7 +40,10 @@ def a_sample_of_the_clients(case: Case) -> None:
 
 @law("run")
 def tasks_unknown_or_none(case: Case) -> None:
-    """Clients that do not know their task, and streams without tasks, train or are refused in words."""
+    """Clients that do not know their task, and streams without tasks, train or are refused in words.
+
+    A method that cannot do without says so: ``needs_task = True``.
+    """
     case.clean()
     for stream in ({"knows_task": False}, {"tasks": 0}):
         try:

@@ -1,4 +1,4 @@
-"""Augmentations of a training batch, drawn from the fit's own stream."""
+"""Augmentations of a training batch: functions of ``[rows, height, width, channels]`` and the fit's own stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import nearest
+from .. import registry
 
 Augmentation = Callable[[Tensor, np.random.Generator], Tensor]
 
@@ -32,11 +32,7 @@ def crop(x: Tensor, rng: np.random.Generator) -> Tensor:
     return padded[torch.arange(rows, device=x.device)[:, None, None], r, c]
 
 
-AUGMENTATIONS: dict[str, Augmentation] = {"flip": flip, "crop": crop}
-
-
-def augmentation(name: str) -> Augmentation:
-    """The augmentation of this name; raises ``ValueError`` for an unknown one."""
-    if name not in AUGMENTATIONS:
-        raise ValueError(f"no augmentation is called {name!r}; {nearest(name, AUGMENTATIONS)}")
-    return AUGMENTATIONS[name]
+def augmentation(kind: str) -> Augmentation:
+    """The augmentation of this kind; raises `ConfigError` for an unknown one."""
+    found: Augmentation = registry.find("augmentation", kind)
+    return found

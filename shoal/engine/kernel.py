@@ -114,7 +114,8 @@ class Kernel:
         batches = _Batches(self.dataset, request.rows)
         since = request.start.vector if request.since is None else request.since
         start = since.to(self.device)
-        terms = [_placed(term, self.device) for term in request.terms]
+        terms = _placed(request.terms, self.device)
+        request = dataclasses.replace(request, loss_args=_placed(request.loss_args, self.device))
         anchor = None if request.anchor is None else request.anchor.to(self.device)
         squared: list[tuple[Tensor, Tensor]] = []
         total = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -278,7 +279,7 @@ class SimulatedCrash(RuntimeError):
 class _LossModule(nn.Module):
     """A loss as a module, so that its parameters can be replaced by a functional call."""
 
-    def __init__(self, module: nn.Module, loss: Loss, args: Mapping[str, float]) -> None:
+    def __init__(self, module: nn.Module, loss: Loss, args: Mapping[str, Any]) -> None:
         super().__init__()
         self.module = module
         self.loss = loss
@@ -314,12 +315,19 @@ class _Batches:
         return self.dataset.batch(rows), self.dataset.wanted(rows)
 
 
-def _placed(term: Any, device: torch.device) -> Any:
-    """A term (a dataclass) with its tensors on the device, so that they are moved once and not in every step."""
+def _placed(value: Any, device: torch.device) -> Any:
+    """A term or an argument with all its tensors on the device, so that they are moved once and not in every step."""
     if device.type == "cpu":
-        return term
-    moved = {name: value.to(device) for name, value in vars(term).items() if isinstance(value, Tensor)}
-    return dataclasses.replace(term, **moved)
+        return value
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {name: _placed(item, device) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return tuple(_placed(item, device) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **{name: _placed(item, device) for name, item in vars(value).items()})
+    return value
 
 
 def _squared(work: Workspace, start: Tensor) -> tuple[Tensor, Tensor]:

@@ -44,6 +44,7 @@ class Learner:
             "steps": self.local.steps,
             "batch": self.local.batch_size,
             "loss": self.local.loss,
+            "loss_args": self.local.loss_args,
             "augment": tuple(self.local.augment),
         }
         return Fit(**{**fields, **changes})

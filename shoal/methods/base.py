@@ -33,6 +33,9 @@ class Method:
     exchanges: int = 1
     """Rounds of communication in one round."""
 
+    births: ClassVar[bool] = False
+    """Whether a client may answer for an entry that it was not given (a new cluster); else that is rejected."""
+
     @classmethod
     def keeps_task_models(cls, settings: Mapping[str, Any]) -> bool:
         """Whether these settings keep a model per task, so that every task may have a head of its own."""

@@ -1,4 +1,8 @@
-"""What an author of a mean, a server optimiser or a calibration writes."""
+"""What an author of a mean, a server optimiser or a calibration writes.
+
+A mean or a server optimiser whose ``__init__`` has a parameter ``world`` or ``local`` (not keyword-only) is given the
+`World` or the local settings: FedNova needs the clients' momentum, a schedule the number of rounds.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +38,7 @@ class ServerOptimizer:
     def step(self, old: Entry, mean: Tensor, when: Moment, reported: float) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The entry's next vector and its next ``Entry.server``, from its old self and the clients' mean.
 
+        Every number must be finite: an infinity in ``Entry.server`` counts as divergence, and the round is undone.
         The pseudo-gradient is ``mean - old.vector`` (the direction in which the clients went). ``reported``
         is the participants' mean validation loss, NaN if nobody reported one. Names in ``Entry.server`` that
         are not the optimiser's own come back as they were.

@@ -62,6 +62,18 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+class Hoarding(Learner):
+    """Every result is kept for ever."""
+
+    def fit(self, key: Key, start: Served, entry: Entry, client: Client, **request: Any) -> Any:
+        part, state = yield from super().fit(key, start, entry, client, **request)
+        HOARD.append(part)
+        return part, state
+
+
+HOARD: list[Any] = []
+
+
 class Growth(NamedTuple):
     """What 160 rounds add: tensors, their bytes, bytes of Python objects and of the process; clients with a state."""
 
@@ -72,10 +84,10 @@ class Growth(NamedTuple):
     states: int
 
 
-def growth(learner: str, execution: Execution) -> Growth:
+def growth(learner: str, execution: Execution, warm: int = WARM, rounds: int = ROUNDS) -> Growth:
     setup = world(
         0,
-        ROUNDS,
+        rounds,
         learner={"kind": learner},
         stream={"clients": CLIENTS},
         participation={"count": 10},
@@ -88,8 +100,8 @@ def growth(learner: str, execution: Execution) -> Growth:
             experiment = Experiment(setup, engine)
             state = experiment.start()
             before = Growth(0, 0, 0, 0, 0)
-            while state.round < ROUNDS:
-                if state.round == WARM:
+            while state.round < rounds:
+                if state.round == warm:
                     before = Growth(*held(), resident(), len(state.clients))
                 played = experiment.play(state)
                 state = played.state
@@ -127,3 +139,12 @@ def test_private_state_is_all_that_grows() -> None:
     assert added.tensor_bytes == 4000 * added.states
     assert added.python_bytes < PYTHON_BYTES + 2000 * added.states
     assert added.process_bytes < added.tensor_bytes + 16 * 2**20
+
+
+def test_what_is_kept_is_seen() -> None:
+    added = growth("test_memory:Hoarding", SERIAL, 10, 30)
+    HOARD.clear()
+    # One vector for each of 10 clients in each of 20 rounds.
+    assert added.tensors == 200
+    assert added.tensor_bytes == 200 * 4 * 49
+    assert added.python_bytes > 20 * 1000

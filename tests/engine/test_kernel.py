@@ -16,6 +16,7 @@ from shoal.bank import Entry
 from shoal.data.dataset import Dataset
 from shoal.engine.kernel import Kernel, SimulatedCrash, cosine_distance
 from shoal.engine.plan import plan
+from shoal.errors import ConfigError
 from shoal.messages import Client
 from shoal.models.base import Model
 from shoal.randomness import Moment, generator
@@ -256,13 +257,13 @@ def test_a_crash_comes_half_way(kernel: Kernel, start: Entry) -> None:
     ("change", "message"),
     [
         ({"optimizer": Optimizer("lion")}, "sgd, adam, adamw"),
-        ({"augment": ("flop",)}, "flip"),
+        ({"augment": ("flop",)}, "did you mean 'flip'"),
         ({"segments": ("body",)}, "no segment 'body'"),
         ({"optimizer": Optimizer(weight_decay=0.1, undecayed=("nope",))}, "does not exist"),
     ],
 )
 def test_wrong_requests_are_explained(kernel: Kernel, start: Entry, change: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValueError, KeyError), match=message):
+    with pytest.raises((ValueError, KeyError, ConfigError), match=message):
         kernel.fit(replace(Fit(Served.of(start), torch.arange(ROWS)), **change), client())
 
 

@@ -15,6 +15,8 @@ class Births(Method):
     """Everyone trains the model with the lowest loss, or a new one where that is ``delta`` above its last loss; a
     model that nobody trained for ``patience`` rounds is retired."""
 
+    births = True
+
     def __init__(self, world, learner, mean, server, *, delta: float = 1.0, patience: int = 2):
         super().__init__(world, learner, mean, server)
         self.delta, self.patience = delta, patience

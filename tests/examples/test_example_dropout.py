@@ -9,7 +9,6 @@ from example_lab import config, digits, on_digits, play, prove
 from torch import nn
 
 from shoal.data.dataset import inputs
-from shoal.engine.augment import AUGMENTATIONS
 from shoal.randomness import Moment
 
 
@@ -51,13 +50,15 @@ def test_an_anchors_gradient_sees_the_same_mask():
     torch.testing.assert_close(noisy.bank["global"].vector, still.bank["global"].vector, rtol=1e-4, atol=1e-6)
 
 
-def test_an_augmentation_does_not_change_which_rows_a_step_takes(monkeypatch):
-    def drawing(x, rng):
-        rng.random(7)
-        return x
+def drawing(x, rng):
+    """An augmentation of a user's own, by import path: draws numbers, and changes nothing."""
+    rng.random(7)
+    return x
 
-    monkeypatch.setitem(AUGMENTATIONS, "drawing", drawing)
-    plain, drawn = (play(config(local={"epochs": 3, "augment": names})) for names in ([], ["drawing"]))
+
+def test_an_augmentation_does_not_change_which_rows_a_step_takes():
+    own = "test_example_dropout:drawing"
+    plain, drawn = (play(config(local={"epochs": 3, "augment": names})) for names in ([], [own]))
     assert torch.equal(plain.bank["global"].vector, drawn.bank["global"].vector)
 
 

@@ -108,5 +108,21 @@ def test_bytes_of_both_exchanges():
     assert [line["value"] for line in run.all(metric="bytes_up")] == [2 * size] * 2
 
 
+class Halted(Svrg):
+    """Nobody gets through the second exchange."""
+
+    def fit(self, key, start, entry, client, **request):
+        if client.when.exchange:
+            raise RuntimeError("halted")
+        return (yield from super().fit(key, start, entry, client, **request))
+
+
+def test_an_entry_counts_as_trained_only_if_a_model_came_back():
+    run = play(config(local={"learner": {"kind": "test_example_svrg:Halted"}}, rounds=1), clean=False)
+    assert torch.equal(run.bank["global"].vector, run.states[0].bank["global"].vector)
+    assert run.bank["global"].extra["svrg/gradient"].any()
+    assert run.all(record="round")[0]["trained"] == {}
+
+
 def test_on_digits(tmp_path):
     assert on_digits(tmp_path / "run", local=SVRG).summary["acc"] > 0.5

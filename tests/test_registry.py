@@ -1,0 +1,131 @@
+"""Parts by kind: settings from signatures, nested parts, own parts by import path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import Field
+from torch import Tensor
+
+from shoal import registry
+from shoal.bank import Entry
+from shoal.config import Local
+from shoal.errors import ConfigError
+from shoal.messages import Group, World
+from shoal.randomness import Moment
+from shoal.server.base import Calibration, Mean, ServerOptimizer
+
+HERE = "test_registry"
+
+
+class Scheduled(ServerOptimizer):
+    """A server optimiser that asks for the world, and has a setting of every sort."""
+
+    def __init__(
+        self,
+        world: World,
+        *,
+        lr: Annotated[float, Field(gt=0)] = 1.0,
+        form: Literal["a", "b"] = "a",
+        milestones: tuple[float, ...] = (0.5, 0.75),
+        calibration: Calibration | None = None,
+    ) -> None:
+        if lr > 10:
+            raise ValueError(f"lr above 10 diverges; got {lr}")
+        self.world, self.lr, self.form, self.milestones, self.calibration = world, lr, form, milestones, calibration
+
+    def step(self, old: Entry, mean: Tensor, when: Moment, reported: float) -> tuple[Tensor, Mapping[str, Tensor]]:
+        return mean, {}
+
+
+class Nova(Mean):
+    """A mean that asks for the local settings."""
+
+    def __init__(self, local: Local) -> None:
+        self.local = local
+
+    def combine(self, old: Entry, group: Group) -> Tensor:
+        return old.vector
+
+
+KIND = f"{HERE}:Scheduled"
+
+
+def resolved(**settings: Any) -> dict[str, Any]:
+    return registry.resolve("server", {"kind": KIND, **settings})
+
+
+def test_defaults_are_written_out_and_lists_come_back_as_tuples() -> None:
+    settings = resolved()
+    assert settings == {"kind": KIND, "lr": 1.0, "form": "a", "milestones": [0.5, 0.75], "calibration": None}
+    built = registry.build("server", {**settings, "milestones": [1, "0.5"]}, world=None)
+    assert built.milestones == (1.0, 0.5)
+
+
+def test_nested_parts_are_resolved_and_built() -> None:
+    settings = resolved(calibration={"kind": "softplus", "beta": "1e2"})
+    assert settings["calibration"] == {"kind": "softplus", "beta": 100.0}
+    built = registry.build("server", settings, world=None)
+    assert built.calibration.beta == 100.0
+    assert resolved(calibration="p")["calibration"]["kind"] == "p"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": 0}, r"server.lr: Input should be greater than 0; got 0"),
+        ({"form": "c"}, r"server.form: Input should be 'a' or 'b'; got 'c'"),
+        ({"fom": "a"}, r"server.fom: no such setting; did you mean 'form'"),
+        ({"calibration": {"kind": "softplus", "beeta": 1}}, r"server.calibration.beeta: .*did you mean 'beta'"),
+        ({"calibration": 3}, r"server.calibration: needs a mapping with a 'kind'"),
+    ],
+)
+def test_faults_name_their_place(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved(**settings)
+
+
+def test_what_a_constructor_refuses_is_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="server: lr above 10 diverges; got 11"):
+        registry.build("server", resolved(lr=11), world=None)
+
+
+def test_parts_get_what_they_ask_for_and_nothing_else() -> None:
+    offered = {"world": "w", "local": "l"}
+    assert registry.accepted("server", KIND, **offered) == {"world": "w"}
+    assert registry.accepted("mean", f"{HERE}:Nova", **offered) == {"local": "l"}
+    assert registry.accepted("mean", "weighted", **offered) == {}
+    assert registry.accepted("server", "adam", **offered) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("nothing", "no server is called 'nothing'; known: "),
+        ("adm", "did you mean 'adam'"),
+        ("no_such_module:X", "cannot import"),
+        (f"{HERE}:Missing", "cannot import"),
+        (f"{HERE}:KIND", "is a str, not a class or function"),
+    ],
+)
+def test_unknown_kinds(kind: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        registry.find("server", kind)
+
+
+def test_register_makes_a_class_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.PARTS, "server", dict(registry.PARTS["server"]))
+    registry.register("server", "scheduled")(Scheduled)
+    assert registry.find("server", "scheduled") is Scheduled
+    with pytest.raises(ConfigError, match="no kind of part is called 'servers'; did you mean 'server'"):
+        registry.register("servers", "x")
+
+
+@pytest.mark.parametrize("part", sorted(registry.PARTS))
+def test_every_registered_part_can_be_found_and_says_what_it_is(part: str) -> None:
+    for kind in registry.PARTS[part]:
+        target = registry.find(part, kind)
+        assert (target.__doc__ or "").strip(), f"{part} {kind} has no docstring"
+        assert getattr(target, "part", part) == part

@@ -64,7 +64,7 @@ def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
 
 
 def overridden(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with dotted keys set: ``{"method.server.lr": 0.5}``; a part that is a word becomes a mapping."""
+    """The configuration with dotted keys set: ``{"method.server.lr": 0.5}``; a word becomes a part."""
     result = copy.deepcopy(dict(raw))
     for dotted, value in changes.items():
         names = str(dotted).split(".")

@@ -59,6 +59,8 @@ class Case:
     model: Mapping[str, Any] = field(default_factory=lambda: {"kind": "mlp", "hidden": [4]})
     stream: Mapping[str, Any] = field(default_factory=dict)
     local: Mapping[str, Any] = field(default_factory=dict)
+    needs_model: bool = False
+    """Whether the method needs this very model: laws about BatchNorm are then tried on it too."""
     experiment: type[Experiment] = Experiment
     kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
@@ -78,7 +80,7 @@ class Case:
     @property
     def normed(self) -> Case:
         """The same with the BatchNorm model."""
-        return replace(self, model=NORMED, kept={})
+        return self if self.needs_model else replace(self, model=NORMED, kept={})
 
     def clean(self) -> Run:
         """The plain run, in which nobody failed and the bank changed: what a law compares with means nothing else."""

@@ -9,12 +9,16 @@ from .. import registry
 
 
 class Example(NamedTuple):
-    """Settings of one part. ``shares_rows``, ``leaves_rows``, ``clients``: what a partition or stream may do then."""
+    """Settings of one part. ``shares_rows``, ``leaves_rows``, ``clients``: what a partition or stream may do then.
+
+    ``model``: the model that a method or learner needs; it takes rows of five numbers.
+    """
 
     settings: Mapping[str, Any] = {}
     shares_rows: bool = False
     leaves_rows: bool = False
     clients: int | None = None
+    model: Mapping[str, Any] | None = None
 
     def __str__(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in self.settings.items()) or "defaults"
@@ -59,10 +63,12 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
 def examples_of(part: str, kind: str) -> Sequence[Example]:
     """The examples of a kind; a class of a user's own lists its settings in an attribute ``examples``.
 
-    Its attributes ``shares_rows`` and ``leaves_rows`` say what its partition or stream may do.
+    Its attributes ``shares_rows`` and ``leaves_rows`` say what its partition or stream may do, ``example_model``
+    which model its method or learner needs.
     """
     if (part, kind) in EXAMPLES:
         return EXAMPLES[part, kind]
     target = registry.find(part, kind)
     flags = {name: bool(getattr(target, name, False)) for name in ("shares_rows", "leaves_rows")}
-    return [Example(settings, **flags) for settings in getattr(target, "examples", [{}])]
+    model = getattr(target, "example_model", None)
+    return [Example(settings, **flags, model=model) for settings in getattr(target, "examples", [{}])]

@@ -68,9 +68,10 @@ def sizes_stay(case: Case) -> None:
             require(entry.model in models, f"{where} is of model {entry.model!r}; the world has {sorted(models)}")
             space = models[entry.model].space
             require(entry.vector.dtype == torch.float32 and entry.vector.dim() == 1, f"{where} is not flat float32")
-            if entry.segments != ():
-                size = space.size_of(entry.segments)
-                require(entry.vector.numel() == size, f"{where} has {entry.vector.numel()} numbers for {size}")
+            if entry.segments == ():  # loose numbers, of any size
+                continue
+            size = space.size_of(entry.segments)
+            require(entry.vector.numel() == size, f"{where} has {entry.vector.numel()} numbers for {size}")
             before = old.bank.entries.get(key)
             if before is not None and (before.model, before.segments) == (entry.model, entry.segments):
                 require(_sizes(before) == _sizes(entry), f"{where}: sizes {_sizes(before)} became {_sizes(entry)}")
@@ -117,7 +118,8 @@ def _come_back(case: Case, setup: Setup, missing: tuple[int, ...]) -> None:
     )
     require(run.clients_of("failed") == set(missing), f"clients failed: {run.told('failed')}")
     before, after = run.states[0].bank, run.last.bank
-    moved = [key for key, entry in after.entries.items() if key not in before.entries or before[key] is not entry]
+    new = [key for key, entry in after.entries.items() if key not in before.entries or before[key] is not entry]
+    moved = [key for key in new if after[key].segments != ()]  # not loose numbers, of which there is no mean
     moved = [key for key in moved if key in sent or key not in before.entries or not _equal(before[key], after[key])]
     require(moved, "no entry changed when all clients sent the same model")
     who = f"with client {missing[0]} missing" if missing else "with everyone"
@@ -162,11 +164,10 @@ def _check_came_back(
         vector = torch.where(somebody, vector, before[key].vector)
     found = difference(vector, entry.vector)
     require(found is None, f"entry {key!r}, {who}: the model that all sent and the one that came back, {found}")
-    if entry.buffers.floats is not None and buffers.floats is not None:
-        found = difference(buffers.floats, entry.buffers.floats)
-        require(
-            found is None, f"buffers of entry {key!r}, {who}: those that all sent and those that came back, {found}"
-        )
+    if not entry.buffers.empty and not buffers.empty:
+        # Counters too: what all sent is the largest.
+        found = difference(buffers, entry.buffers)
+        require(found is None, f"buffers of entry {key!r}, {who}: sent by all, and what came back, {found}")
 
 
 @law("run")

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from .. import registry
 from ..errors import ConfigError
 from ..streams.base import Stream
-from . import laws_bits, laws_failure, laws_mean, laws_purity, laws_server, laws_stream
+from . import (  # noqa: F401  (imported for the laws that they hold)
+    laws_bits,
+    laws_failure,
+    laws_mean,
+    laws_purity,
+    laws_server,
+    laws_stream,
+)
 from .case import Case
 from .examples import Example, examples_of
 from .law import LAWS, Law, LawResult
@@ -20,7 +28,6 @@ from .standin import pictures
 
 CHECKED = ("method", "learner", "mean", "server", "calibration", "stream", "partition")
 """The kinds of part that have laws."""
-_ = (laws_bits, laws_failure, laws_mean, laws_purity, laws_server, laws_stream)  # imported for their laws
 
 
 def subjects(part: str, kind: str, example: Example) -> Iterator[tuple[str, Any]]:
@@ -31,7 +38,8 @@ def subjects(part: str, kind: str, example: Example) -> Iterator[tuple[str, Any]
     settings = {"kind": kind, **example.settings}
     resolved = registry.resolve(part, settings)
     if part in ("method", "learner"):
-        yield "run", Case(method=settings) if part == "method" else Case(learner=settings)
+        case = Case(method=settings) if part == "method" else Case(learner=settings)
+        yield "run", case if example.model is None else replace(case, model=example.model, needs_model=True)
     elif part == "mean":
         yield "mean", registry.build("mean", resolved)
         yield "paired", Case(method={"kind": "fedavg", "mean": settings})

@@ -88,6 +88,23 @@ class RaisingAtFit(Raising):
             result = yield request
 
 
+class Signing(Around):
+    """Every client signs its private state, and fails if it finds another signature or has lost its own."""
+
+    def __init__(self, inner: Method) -> None:
+        super().__init__(inner)
+        self.signed: set[int] = set()
+
+    def train(self, given: Assignment, client: Client) -> Generator[Any, Any, Any]:
+        """The method's program."""
+        found = client.state.get("planted/id")
+        if found != (client.id if client.id in self.signed else None):
+            raise RuntimeError(f"client {client.id} finds the private state of {found}")
+        answer = yield from self.run_program(given, client)
+        self.signed.add(client.id)
+        return replace(answer, state={**answer.state, "planted/id": client.id})
+
+
 class Probing(Around):
     """Every program has a fresh model of what it received probed before its first request and after its last."""
 

@@ -364,6 +364,16 @@ class Mending(AroundEngine):
         return part if floats is None else replace(part, buffers=replace(part.buffers, floats=floats.nan_to_num()))
 
 
+class Mixing(Experiment):
+    """Private states go to the next client."""
+
+    def play(self, state: State) -> Played:
+        played = super().play(state)
+        clients, count = played.state.clients, self.setup.stream.clients
+        moved = {(client + 1) % count: values for client, values in clients.items()}
+        return replace(played, state=replace(played.state, clients=moved))
+
+
 class Credulous(Experiment):
     """Takes buffers as they come."""
 
@@ -403,3 +413,15 @@ class Idle(FedAvg):
 
     def merge(self, bank: Bank, updates: Sequence[Update], when: Moment) -> Bank:
         return bank
+
+
+class Averaged(FedAvg):
+    """Counters of BatchNorm are averaged."""
+
+    def merge_entry(self, key: Key, old: Entry, group: Group, when: Moment, *args: Any, **more: Any) -> Entry:
+        entry = super().merge_entry(key, old, group, when, *args, **more)
+        counters = [part.buffers.counters for part in group.parts if part.buffers.counters is not None]
+        if old.buffers.counters is None or not counters:
+            return entry
+        mean = torch.stack([*counters, old.buffers.counters]).float().mean(0).long()
+        return entry.new(buffers=Buffers(entry.buffers.floats, mean))

@@ -111,6 +111,8 @@ class Gossip(Method):
 class Parted(Method):
     """The features are shared, each client has a head of its own that is born when it first trains; half is sent."""
 
+    births = True
+
     def __init__(self, world: World, learner: Any, mean: Any, server: Any, *, keep: float = 0.5) -> None:
         super().__init__(world, learner, mean, server)
         self.keep = keep

@@ -11,6 +11,9 @@ from shoal.checks.runner import check_target
 from shoal.errors import ConfigError
 
 PART = '''
+from torch import nn
+
+from shoal.methods.fedavg import FedAvg
 from shoal.server.plain import SGD
 from shoal.streams.cells import Partition
 from shoal.streams.static import StaticStream
@@ -30,6 +33,21 @@ class Wild(StaticStream):
     leaves_rows = True
     def holding(self, client, round):
         return super().holding(0, round)
+
+class Net(nn.Module):
+    """Two linear layers that the method below knows by name."""
+    def __init__(self, shape, outputs):
+        super().__init__()
+        self.bottom, self.top = nn.Linear(shape[0], 3), nn.Linear(3, outputs)
+    def forward(self, x):
+        return self.top(self.bottom(x))
+
+class Particular(FedAvg):
+    """Works with one model only."""
+    example_model = {"kind": "own_parts:Net"}
+    def start(self):
+        assert "bottom.weight" in self.world.models["main"].space.names
+        return super().start()
 
 class Number:
     part = "model"
@@ -65,6 +83,12 @@ def test_a_broken_law_is_named_with_what_was_found(shoal: Shoal) -> None:
     result = next(r for r in check_target("own_parts:Backwards") if not r.passed)
     assert result.law == "the first step goes the clients way"
     assert "moved the entry the other way" in result.detail
+
+
+def test_a_method_may_need_a_model_of_its_own() -> None:
+    results = check_target("own_parts:Particular")
+    assert len(results) > 20
+    assert [result for result in results if not result.passed] == []
 
 
 def test_a_stream_may_say_that_clients_share_rows() -> None:

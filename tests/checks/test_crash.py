@@ -120,13 +120,12 @@ def whole(server: Server, config: Path, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def killed(server: Server, config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was killed after its fourth round, with two good checkpoints."""
+    """A run that was killed in its fifth round, with the checkpoints of rounds 3 and 4 and the lines of round 5."""
     folder = tmp_path_factory.mktemp("killed") / "run"
-    pid = server.begin("run", config, "--out", folder, **FULL, slow=0.05)
-    wait_for(lambda: RunFolder(folder).checkpoints.rounds()[:1] >= [4])
-    os.kill(pid, signal.SIGKILL)
-    assert server.end().code == -signal.SIGKILL
-    assert len(RunFolder(folder).checkpoints.rounds()) == 2
+    # Nine events before the first round, five in each, and the second of round 5.
+    assert server.run("run", config, "--out", folder, **FULL, die=9 + 4 * 5 + 2).code == -signal.SIGKILL
+    assert RunFolder(folder).checkpoints.rounds() == [4, 3]
+    assert RunFolder(folder).lines()[-1]["round"] == 5
     return folder
 
 

@@ -80,6 +80,16 @@ def test_the_configuration_page_names_every_key_and_kind() -> None:
     assert not missing
 
 
+def test_the_laws_page_lists_every_law() -> None:
+    import shoal.checks.runner  # noqa: F401  (registers the laws)
+    from shoal.checks.law import LAWS
+
+    page = (ROOT / "docs" / "laws.md").read_text(encoding="utf-8")
+    rows = [f"| {law.name} | {law.statement.replace('``', '`')} |" for laws in LAWS.values() for law in laws]
+    assert [row for row in rows if row not in page] == []
+    assert page.count("\n| ") == len(set(rows)) + 7 + 7  # the heads of seven tables, and seven attributes
+
+
 @pytest.mark.parametrize("target", ["run", "test"])
 def test_make_help_lists_the_two_commands(target: str) -> None:
     said = subprocess.run(["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout

@@ -14,7 +14,7 @@ import torch
 from ..bank import Buffers
 from ..messages import Assignment, Client, Failure, Job, Outcome, Update
 from ..requests import Evaluate, Fit, FitResult, Gradient, Probe, Score
-from .kernel import Kernel
+from .kernel import Kernel, SimulatedCrash
 
 Train = Callable[[Assignment, Client], Any]
 """`Method.train`: a generator function, or a plain function that gives the update."""
@@ -41,6 +41,8 @@ def run_job(kernel: Kernel, train: Train, job: Job, stopped: Callable[[], bool] 
             answer = program
         if not isinstance(answer, Update):
             raise TypeError(f"train must give an Update; got {type(answer).__name__}")
+        if job.crash:  # a fit would have crashed half-way
+            raise SimulatedCrash("simulated crash of a client that trained nothing")
     except Stopped:
         raise
     except Exception as error:  # a client may fail in any way; the round goes on without it

@@ -16,7 +16,7 @@ from .case import Case, Run, require_clean, require_same_numbers
 from .fingerprint import fingerprint
 from .law import law, require
 from .standin import CLIENTS
-from .tamper import Answering, DrawsKept, Raising, RaisingAtFit, Signing, each_part, fated, first_broken
+from .tamper import Answering, DrawsKept, Raising, Signing, each_part, fated, first_broken
 
 NAN = float("nan")
 VICTIM = 1
@@ -150,20 +150,14 @@ def late_and_crashed_clients(case: Case) -> None:
     clean = case.clean()
     setup = case.setup()
     state = clean.states[-2]
-    # A straggler is late in every exchange; a crash happens in a fit, and an exchange may have none.
-    ways: list[tuple[str, dict[str, bool], Any]] = [
-        ("straggler", {"straggler": True}, Raising.put(VICTIM)),
-        ("failed", {"crash": True}, RaisingAtFit.put(VICTIM)),
-    ]
-    for record, fate, reference in ways:
+    # Both are late, or gone, in every exchange of the round.
+    ways: list[tuple[str, dict[str, bool]]] = [("straggler", {"straggler": True}), ("failed", {"crash": True})]
+    expected = case.play(setup, state=state, rounds=1, method=Raising.put(VICTIM))
+    for record, fate in ways:
         run = case.play(setup, state=state, rounds=1, selection=fated(VICTIM, **fate))
-        expected = case.play(setup, state=state, rounds=1, method=reference)
-        fits = record == "straggler" or VICTIM in expected.clients_of("failed")
-        who = {VICTIM} if fits else set()
-        require(run.clients_of(record) == who, f"expected client {VICTIM} as {record}: {run.records[-1]}")
+        require(run.clients_of(record) == {VICTIM}, f"expected client {VICTIM} as {record}: {run.records[-1]}")
         require_same_numbers(expected.last, run.last, f"client {VICTIM} raises, and is recorded as {record}")
-        if record == "straggler" or case.exchanges(setup) == 1:
-            _require_private_state(state, run.last, f"client {VICTIM} is recorded as {record}")
+        _require_private_state(state, run.last, f"client {VICTIM} is recorded as {record}")
 
 
 def _require_private_state(before: State, after: State, why: str) -> None:

@@ -15,7 +15,7 @@ from ..messages import Assignment, Client, Job, Outcome, Part, Participant, Upda
 from ..methods.base import Method
 from ..participation import Selected, Selection
 from ..randomness import Moment
-from ..requests import Fit, Probe, Score, Served
+from ..requests import Probe, Score, Served
 from .fingerprint import fingerprint
 from .law import require
 
@@ -70,22 +70,6 @@ class Raising(Around):
         if client.id in self.clients:
             raise RuntimeError("a planted fault")
         return (yield from self.run_program(given, client))
-
-
-class RaisingAtFit(Raising):
-    """These clients raise as soon as they are to fit."""
-
-    def train(self, given: Assignment, client: Client) -> Generator[Any, Any, Any]:
-        """The method's program up to its first fit."""
-        program, result = self.run_program(given, client), None
-        while True:
-            try:
-                request = program.send(result)
-            except StopIteration as stop:
-                return stop.value
-            if client.id in self.clients and isinstance(request, Fit):
-                raise RuntimeError("a planted fault")
-            result = yield request
 
 
 class Signing(Around):

@@ -38,8 +38,8 @@ RUN = {
     "Leading": {"no rows"},
     "Spread": {"one row"},
     "Surprised": {"a single class"},
-    # A client that failed is not named, also where the law on equal updates lets one fail.
-    "Swallowing": {"a raising client", "equal updates come back"},
+    # A client that failed is not named, also where other laws let one fail.
+    "Swallowing": {"a raising client", "late and crashed clients", "equal updates come back"},
     # Both laws look at rounds in which nobody answers.
     "Stubborn": {"no rows", "nobody left"},
     "Patient": {"nobody left", "late and crashed clients"},

@@ -111,13 +111,15 @@ class Dataset:
             targets=targets,
         )
 
-    def batch(self, rows: Tensor) -> Tensor:
+    def batch(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """The inputs of these rows, float32, normalised: ``[rows, height, width, channels]`` or ``[rows, features]``.
 
         `inputs` turns it into what a module takes. Every transform is exact: the batch has the bits of the batch
-        of images that were moved or inverted (``peak - v``) as raw pixels and then normalised.
+        of images that were moved or inverted (``peak - v``) as raw pixels and then normalised. ``out`` is
+        float32 memory of the batch's shape that may be used for it.
         """
-        x = self.features.index_select(0, self._base(rows).to(self.features.device)).to(torch.float32)
+        raw = self.features.index_select(0, self._base(rows).to(self.features.device))
+        x = raw.to(torch.float32, copy=False) if out is None else out.copy_(raw)
         groups = self._groups(rows)
         for name, where in groups:
             # Before the normalisation: whole numbers are exact in float32, normalised values are not.

@@ -21,13 +21,12 @@ from ..messages import Client
 from ..models.base import Dropout, Model, place_constants, set_mode
 from ..requests import Drift, Fit, FitResult, Gradient, Score, Served
 from .augment import augmentation
+from .batches import Batches, Scratch
 from .plan import plan, total_steps
 from .steppers import Stepper
 
 EVALUATION_ROWS = 512
 """Rows per batch when measuring; fixed, so that a measurement never depends on who measures."""
-GATHER_BYTES = 32 * 2**20
-"""A fit's rows are normalised once, before its first step, if they take no more than this."""
 
 
 class Workspace:
@@ -81,6 +80,7 @@ class Kernel:
         self.precision = precision
         self.loss = loss
         self._workspaces: dict[str, Workspace] = {}
+        self._scratch = Scratch()
 
     def workspace(self, name: str) -> Workspace:
         """The resident module of an architecture, built when it is first needed."""
@@ -111,7 +111,7 @@ class Kernel:
         # Apart from the order of the rows, so that an augmentation never changes which rows a step takes.
         chance = client.when.random(f"{request.purpose}/augment", client.id) if changes else rng
         loss = loss_of(request.loss or self.loss)
-        batches = _Batches(self.dataset, request.rows)
+        batches = Batches(self.dataset, request.rows, self._scratch)
         since = request.start.vector if request.since is None else request.since
         start = since.to(self.device)
         terms = _placed(request.terms, self.device)
@@ -199,7 +199,7 @@ class Kernel:
     @torch.no_grad()
     def evaluate(self, models: Sequence[Served], rows: Tensor, loss: str | None = None) -> list[Score]:
         """Scores of these models on the rows, in evaluation mode; nothing is changed."""
-        batches = _Batches(self.dataset, rows)
+        batches = Batches(self.dataset, rows, self._scratch)
         scorer = loss_of(loss or self.loss)
         scores = []
         for served in models:
@@ -234,7 +234,7 @@ class Kernel:
 
     def _by_batch(self, work: Workspace, request: Gradient, result: Tensor) -> None:
         loss = loss_of(request.loss or self.loss)
-        batches = _Batches(self.dataset, request.rows)
+        batches = Batches(self.dataset, request.rows, self._scratch)
         seen = 0
         for dropout in work.dropouts:
             dropout.rng = None
@@ -253,7 +253,7 @@ class Kernel:
 
     def _by_row(self, work: Workspace, request: Gradient, result: Tensor) -> None:
         space = work.model.space
-        batches = _Batches(self.dataset, request.rows)
+        batches = Batches(self.dataset, request.rows, self._scratch)
         # vmap over rows: one backward pass per row costs 23 fits for a small MLP, this about one.
         chunk = max(1, min(request.batch, 2**24 // max(1, space.size)))
         with work.holding(request.at, training=False) as module:
@@ -287,32 +287,6 @@ class _LossModule(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self.loss(self.module, x, y, **self.args)
-
-
-class _Batches:
-    """The rows of a request. Few enough are normalised once; the values are the same either way."""
-
-    def __init__(self, dataset: Dataset, rows: Tensor) -> None:
-        self.dataset = dataset
-        self.rows = rows
-        size = 4 * len(rows)
-        for extent in dataset.features.shape[1:]:
-            size *= int(extent)
-        self.kept = (dataset.batch(rows), dataset.wanted(rows)) if 0 < size <= GATHER_BYTES else None
-
-    def take(self, positions: object) -> tuple[Tensor, Tensor]:
-        chosen = torch.from_numpy(positions)
-        if self.kept is not None:
-            chosen = chosen.to(self.kept[0].device)
-            return self.kept[0].index_select(0, chosen), self.kept[1].index_select(0, chosen)
-        rows = self.rows.index_select(0, chosen)
-        return self.dataset.batch(rows), self.dataset.wanted(rows)
-
-    def range(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
-        if self.kept is not None:
-            return self.kept[0][begin:end], self.kept[1][begin:end]
-        rows = self.rows[begin:end]
-        return self.dataset.batch(rows), self.dataset.wanted(rows)
 
 
 def _placed(value: Any, device: torch.device) -> Any:

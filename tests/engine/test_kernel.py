@@ -321,7 +321,7 @@ def test_large_fits_gather_per_step_with_the_same_bits(
 ) -> None:
     fit = Fit(Served.of(start), torch.arange(ROWS), epochs=2, batch=8)
     at_once = kernel.fit(fit, client())
-    monkeypatch.setattr("shoal.engine.kernel.GATHER_BYTES", 1)
+    monkeypatch.setattr("shoal.engine.batches.GATHER_BYTES", 1)
     assert torch.equal(at_once.vector, kernel.fit(fit, client()).vector)
 
 

@@ -1,8 +1,9 @@
 """What Shoal costs over a bare loop: two workers against two threads that run the same kernels.
 
-Both sides train the same clients for the same steps with the same module, the same flat parameters and channels-last
-batches, and average the results. The bare side has no configuration, no named randomness, no screening, no bank. The
-order alternates; the last line is one JSON object with bare time / Shoal time per model (1 means no overhead).
+Both sides start from the same shared uint8 images, train the same clients for the same steps with the same module, flat
+parameters and channels-last batches, and average the results. The bare side has no configuration, no named randomness,
+no screening, no bank. The order alternates; the last line is one JSON object with bare time / Shoal time per model (1
+means no overhead).
 
     python benchmarks/overhead.py [--repetitions 5] [--clients 12] [--rows 160]
 """
@@ -60,9 +61,8 @@ class Bare:
     def __init__(self, setup: Setup) -> None:
         self.model: Model = setup.world.models["main"]
         stream = setup.stream
-        data = stream.dataset
-        held = [stream.holding(c, 1).train for c in range(stream.clients)]
-        self.rows = [(data.batch(r), data.wanted(r)) for r in held]
+        self.data = stream.dataset
+        self.rows = [stream.holding(c, 1).train for c in range(stream.clients)]
         self.start = setup.method.start().entries["global"].vector
         self.pool = ThreadPoolExecutor(WORKERS, initializer=torch.set_num_threads, initargs=(1,))
         self.threads = [self._thread() for _ in range(WORKERS)]
@@ -76,7 +76,8 @@ class Bare:
     def _clients(self, which: int) -> list[Tensor]:
         module, vector, gradient = self.threads[which]
         ends = []
-        for x, y in self.rows[which::WORKERS]:
+        for rows in self.rows[which::WORKERS]:
+            x, y = self.data.batch(rows), self.data.wanted(rows)
             vector.copy_(self.start)
             order = torch.randperm(len(y))
             for begin in range(0, len(y), BATCH):

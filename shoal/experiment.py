@@ -13,7 +13,7 @@ from .messages import Assignment, Client, Failure, Job, Outcome, Participant, Up
 from .metrics.base import Line, Seen
 from .participation import Selected
 from .randomness import Moment
-from .screening import Growth, diverged, fault
+from .screening import Screen, diverged
 from .setup import Setup
 from .streams.base import Holding
 
@@ -161,9 +161,9 @@ class Experiment:
         jobs = [self._job(given, when, clients, now.holdings, fates) for given in assignments]
         outcomes = self.engine.run(method.train, jobs)
         accepted = []
-        growth = Growth()
+        screen = Screen(method.births)
         for job, outcome in zip(jobs, outcomes, strict=True):
-            update = self._answer(job, outcome, fates[outcome.client], growth, method.births, now)
+            update = self._answer(job, outcome, fates[outcome.client], screen, now)
             if update is not None:
                 accepted.append(update)
         now.assignments += assignments
@@ -213,7 +213,7 @@ class Experiment:
         return Job(given, client, held.test, fates[given.client].crash)
 
     @staticmethod
-    def _answer(job: Job, outcome: Outcome, fate: Selected, growth: Growth, births: bool, now: _Round) -> Update | None:
+    def _answer(job: Job, outcome: Outcome, fate: Selected, screen: Screen, now: _Round) -> Update | None:
         """The update that reaches the server, or ``None`` with a record of why there is none."""
         client = outcome.client
         if isinstance(outcome.answer, Failure):
@@ -224,11 +224,10 @@ class Experiment:
             return None
         parts = {k: replace(p, client=client, times=job.given.times) for k, p in outcome.answer.parts.items()}
         update = replace(outcome.answer, parts=parts, client=client, times=job.given.times)
-        reason = fault(update, job.given, births)
+        reason, doubt = screen(update, job.given)
         if reason is not None:
             now.note("rejected", "rejected", client=client, reason=reason)
             return None
-        doubt = growth.warning(update, job.given)
         if doubt is not None:
             now.note("warning", client=client, reason=doubt)
         return update

@@ -3,58 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .bank import Buffers, Entry
+from .bank import Entry
 from .messages import Assignment, Part, Update
 
 GROWTH = 1000.0
 """A largest weight that grows by this factor in one update is worth a warning: it is finite, but exploding."""
 
 
-def fault(update: Update, given: Assignment, births: bool = False) -> str | None:
-    """Why an update is rejected, or ``None``. Looks at everything that it carries: private state too.
+class Screen:
+    """Screens the updates of one exchange. ``births``: clients may answer for entries that they were not given."""
 
-    Without ``births`` a client may answer only for entries that it was given.
-    """
-    if not math.isfinite(update.weight) or update.weight <= 0:
-        return f"weight must be a positive number; got {update.weight}"
-    for key, part in update.parts.items():
-        if key not in given.entries and not births:
-            return f"answers for entry {key!r}, but was given {list(given.entries)}"
-        problem = _wrong_size(part, given.entries.get(key))
-        if problem:
-            return f"entry {key!r}: {problem}"
-        for name, tensor in _tensors(part):
-            if not _finite(tensor):
-                return f"entry {key!r}: {name} is not finite"
-    for name, number in _numbers(update.state):
-        if not _finite(number):
-            return f"private state {name!r} is not finite"
-    return None
+    def __init__(self, births: bool = False) -> None:
+        self.births = births
+        self._largest: dict[str, float] = {}
 
+    def __call__(self, update: Update, given: Assignment) -> tuple[str | None, str | None]:
+        """Why an update is rejected, and what is suspicious about it if it is not; ``None`` where there is nothing.
 
-class Growth:
-    """Watches for largest weights that grow by a large factor; remembers those of the entries of one exchange."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, float] = {}
-
-    def warning(self, update: Update, given: Assignment) -> str | None:
-        """What is suspicious about an accepted update, or ``None``."""
+        Looks at everything that the update carries: private state too.
+        """
+        if not math.isfinite(update.weight) or update.weight <= 0:
+            return f"weight must be a positive number; got {update.weight}", None
+        doubt = None
         for key, part in update.parts.items():
             old = given.entries.get(key)
-            if old is not None and part.vector is not None and part.vector.numel():
-                if key not in self._before:
-                    self._before[key] = largest(old.vector)
-                before, after = self._before[key], largest(part.vector)
-                if before > 0 and after > GROWTH * before:
-                    return f"entry {key!r}: the largest weight grew from {before:.3g} to {after:.3g}"
-        return None
+            if old is None and not self.births:
+                return f"answers for entry {key!r}, but was given {list(given.entries)}", None
+            problem = _wrong_size(part, old)
+            if problem is None:
+                problem, growth = self._values(key, part, old)
+                doubt = doubt or growth
+            if problem:
+                return f"entry {key!r}: {problem}", None
+        problem = _unfit(update.state, "private state ")
+        return (problem, None) if problem else (None, doubt)
+
+    def _values(self, key: str, part: Part, old: Entry | None) -> tuple[str | None, str | None]:
+        """What is not finite in a part, and whether its largest weight grew too much; each tensor is read once."""
+        others = {f"extra {name!r}": tensor for name, tensor in part.extra.items()}
+        if part.buffers.floats is not None:
+            others["a buffer"] = part.buffers.floats
+        for name, tensor in others.items():
+            if not _finite(tensor):
+                return f"{name} is not finite", None
+        if part.vector is None or not part.vector.numel():
+            return None, None
+        after = largest(part.vector)
+        if not math.isfinite(after):
+            return "the vector is not finite", None
+        if old is None:
+            return None, None
+        if key not in self._largest:
+            self._largest[key] = largest(old.vector)
+        before = self._largest[key]
+        if before > 0 and after > GROWTH * before:
+            return None, f"entry {key!r}: the largest weight grew from {before:.3g} to {after:.3g}"
+        return None, None
 
 
 def largest(values: Tensor) -> float:
@@ -82,23 +92,26 @@ def _wrong_size(part: Part, old: Entry | None) -> str | None:
     return None
 
 
-def _tensors(part: Part) -> Iterator[tuple[str, Tensor]]:
-    buffers: Buffers = part.buffers
-    for name, tensor in (("the vector", part.vector), ("a buffer", buffers.floats)):
-        if tensor is not None:
-            yield name, tensor
-    for name, tensor in part.extra.items():
-        yield f"extra {name!r}", tensor
-
-
-def _numbers(state: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in state.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}/")
-        elif isinstance(value, list):
-            yield from _numbers({str(i): item for i, item in enumerate(value)}, f"{prefix}{name}/")
-        elif isinstance(value, Tensor | float):
-            yield prefix + str(name), value
+def _unfit(value: Any, where: str) -> str | None:
+    """Why a value cannot be kept in a state: it is not finite, or nothing that a checkpoint can hold."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if not isinstance(name, str) or name == "tensor":
+                return f"{where}has the key {name!r}; keys are strings other than 'tensor'"
+            found = _unfit(item, f"{where}{name}/")
+            if found:
+                return found
+        return None
+    if isinstance(value, list | tuple):
+        return next((found for i, item in enumerate(value) if (found := _unfit(item, f"{where}{i}/"))), None)
+    if isinstance(value, Tensor | float):
+        return None if _finite(value) else f"{where.rstrip('/')} is not finite"
+    if value is None or isinstance(value, bool | int | str):
+        return None
+    return (
+        f"{where.rstrip('/')} is a {type(value).__name__}; "
+        f"a state holds tensors, numbers, strings, lists and mappings of them"
+    )
 
 
 def _finite(value: Tensor | float) -> bool:

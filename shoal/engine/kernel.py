@@ -118,8 +118,9 @@ class Kernel:
         request = dataclasses.replace(request, loss_args=_placed(request.loss_args, self.device))
         anchor = None if request.anchor is None else request.anchor.to(self.device)
         squared: list[tuple[Tensor, Tensor]] = []
-        total = torch.zeros((), dtype=torch.float64, device=self.device)
-        seen = done = 0
+        losses: list[Tensor] = []
+        sizes: list[int] = []
+        done = 0
         with work.holding(request.start, training=True) as module:
             for step in plan(len(request.rows), request.batch, request.epochs, request.steps, coupled, rng):
                 if crash and done >= count // 2:
@@ -139,8 +140,8 @@ class Kernel:
                 for s in slices:
                     for term in terms:
                         term.after(work.vector[s], s, request.optimizer.lr)
-                total += value * len(y)
-                seen += len(y)
+                losses.append(value)
+                sizes.append(len(y))
                 done += 1
                 if step.ends_epoch or done == count:
                     squared.append(_squared(work, start))
@@ -148,9 +149,8 @@ class Kernel:
                 raise SimulatedCrash("simulated crash of a client without a step to take")
             drift = _drift(squared, work, start)
             vector, buffers = work.snapshot()
-        mean = float(total) / seen if seen else float("nan")
         slots = stepper.kept() if request.slots is not None else None
-        return FitResult(vector, buffers, done, seen, mean, drift, slots)
+        return FitResult(vector, buffers, done, sum(sizes), _mean_loss(losses, sizes), drift, slots)
 
     def _backward(
         self,
@@ -287,6 +287,14 @@ class _LossModule(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return self.loss(self.module, x, y, **self.args)
+
+
+def _mean_loss(losses: Sequence[Tensor], sizes: Sequence[int]) -> float:
+    """The mean over the rows seen, from the mean loss of each batch; read once, at the end of a fit."""
+    if not losses:
+        return float("nan")
+    weights = torch.tensor(sizes, dtype=torch.float64, device=losses[0].device)
+    return float(torch.dot(torch.stack(list(losses)).double(), weights) / weights.sum())
 
 
 def _placed(value: Any, device: torch.device) -> Any:

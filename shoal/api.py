@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +17,10 @@ from .comparison import compare
 from .data.dataset import Dataset
 from .errors import RunError
 from .folder import RunFolder
-from .loading import expand, is_many, load, overridden
+from .loading import Single, expand, is_many, load, overridden
 from .progress import Quiet
 from .report.page import write_report
-from .running import resume_run, start_run
+from .running import Interrupted, resume_run, same_configuration, start_run
 from .setup import resolve_config
 
 Source = str | Path | Mapping[str, Any]
@@ -122,17 +123,35 @@ def _all_singles(raw: Mapping[str, Any], path: Path, data: Dataset | None, progr
     parent = RunFolder(path)
     loaded: dict[str, Dataset] = {}
     for single in expand(raw):
-        config = resolve_config(single.raw)
-        name = json.dumps(config.data, sort_keys=True)
-        if data is not None:
-            loaded[name] = data
-        elif name not in loaded:
-            loaded[name] = registry.build("data", config.data).load()
-        folder = RunFolder(path / single.place)
-        if folder.exists:
-            if not folder.finished:
-                resume_run(folder.path, dataset=loaded[name], progress=progress)
-        else:
-            start_run(config, folder.path, dataset=loaded[name], progress=progress)
+        with _of_all(path):
+            _one_of_many(single, path, loaded, data, progress)
     parent.write_json("comparison.json", {**compare(path), "finished": True})
     write_report(path)
+
+
+@contextlib.contextmanager
+def _of_all(path: Path) -> Iterator[None]:
+    """An interrupt of one of several runs: all of them go on with one command."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        raise Interrupted(path) from None
+
+
+def _one_of_many(
+    single: Single, path: Path, loaded: dict[str, Dataset], data: Dataset | None, progress: Quiet | None
+) -> None:
+    """Runs one of several, or goes on with it; a finished one is left as it is. ``loaded`` keeps data for the next."""
+    config = resolve_config(single.raw)
+    name = json.dumps(config.data, sort_keys=True)
+    if data is not None:
+        loaded[name] = data
+    elif name not in loaded:
+        loaded[name] = registry.build("data", config.data).load()
+    folder = RunFolder(path / single.place)
+    if folder.exists:
+        same_configuration(folder, config)
+        if not folder.finished:
+            resume_run(folder.path, dataset=loaded[name], progress=progress)
+    else:
+        start_run(config, folder.path, dataset=loaded[name], progress=progress)

@@ -267,7 +267,9 @@ class Checkpoints:
                 complaints.append(f"checkpoint of round {round}: {error}")
                 self._damaged.append(round)
         if complaints:
-            raise RunError("no checkpoint can be read: " + "; ".join(complaints))
+            raise RunError(
+                "no checkpoint can be read: " + "; ".join(complaints) + ". Start again with: shoal run ... --force"
+            )
         return None, complaints
 
     def _read(self, round: int) -> State:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -21,6 +20,7 @@ from .folder import RunFolder
 from .loading import expand, is_many, load, overridden, parse_overrides, read_yaml, recipes
 from .progress import Bar
 from .report.page import write_report
+from .report.sentences import NOTHING
 from .running import Interrupted, dumped
 from .setup import assemble, resolve_config
 
@@ -136,7 +136,6 @@ def check(
     """Run the laws on your own method, learner, stream, mean or server optimiser."""
     from .checks.runner import check_target
 
-    sys.path.insert(0, str(Path.cwd()))
     results = check_target(target)
     _print_table(
         f"laws for {target}",
@@ -158,31 +157,33 @@ def _show_result(result: api.Result) -> None:
                 [[str(v) for v in row.values()] for row in table],
             )
     else:
-        keys = (
-            "method",
-            "seed",
-            "rounds",
-            "acc",
-            "acc_last5",
-            "client_drift",
-            "seconds",
-            "client_steps_per_second",
-        )
-        values = [[key, _plain(summary.get(key))] for key in keys]
+        keys = ["rounds", "acc", "acc_last5", "client_drift", "seconds", "client_steps_per_second"]
+        server = (summary.get("server") or {}).get("class")
+        values = [["method", f"{summary.get('method')}, server {server}"], ["seed", _plain(summary.get("seed"))]]
+        values += [[key, _plain(summary.get(key))] for key in keys]
         bwt = summary.get("bwt_f") or {}
         values += [[f"bwt_f {name}", _plain(value)] for name, value in bwt.items()]
         problems = summary.get("problems") or {}
-        values += [[name, _plain(value)] for name, value in problems.items() if value]
+        values += [[name, _plain(value)] for name, value in problems.items() if value and name != "clients"]
+        values += [[f"{name} clients", _few(clients)] for name, clients in problems.get("clients", {}).items()]
         _print_table(result.folder.name, ["", ""], values)
-    for sentence in findings(summary):
+    said = findings(summary)
+    for sentence in said:
         out.print(sentence, markup=False, soft_wrap=True)
     out.print(f"report: {result.report}", markup=False, soft_wrap=True)
+    if any(sentence.startswith(NOTHING) for sentence in said):
+        raise typer.Exit(1)
 
 
 def _plain(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return "-" if value is None else str(value)
+
+
+def _few(clients: list[int]) -> str:
+    shown = ", ".join(str(client) for client in clients[:10])
+    return shown if len(clients) <= 10 else f"{shown} and {len(clients) - 10} others"
 
 
 def _print_table(title: str, columns: Sequence[str], body: Sequence[Sequence[str]]) -> None:
@@ -207,21 +208,20 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-def _interrupt(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-def main() -> None:
-    """The entry point: errors of ours are one message and exit code 2, an interrupt is 130."""
-    signal.signal(signal.SIGTERM, _interrupt)
+def main() -> int:
+    """Runs a command and gives its exit code; errors of ours are one message and 2, an interrupt is 130."""
+    sys.path.insert(0, str(Path.cwd()))  # parts of one's own by import path, as with python -m
     try:
-        app(standalone_mode=True)
+        code = app(standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.ClickException as error:
+        error.show()
+        return error.exit_code
     except Interrupted as error:
         err.print(str(error), markup=False, soft_wrap=True)
-        sys.exit(130)
-    except ShoalError as error:
-        err.print(f"error: {error}", markup=False, soft_wrap=True)
-        sys.exit(2)
-    except KeyboardInterrupt:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         err.print("interrupted; a run that had started goes on with: shoal resume DIR")
-        sys.exit(130)
+    except (ShoalError, OSError) as error:
+        err.print(f"error: {error}", markup=False, soft_wrap=True)
+        return 2
+    return 130

@@ -69,6 +69,7 @@ def _variant(members: Sequence[Run], unfinished_too: bool) -> dict[str, Any]:
                 numbers.setdefault(key, {})[run.seed] = value
     return {
         "method": next((run.summary.get("method") for run in finished), None),
+        "first_problem": next((p for run in finished if (p := run.summary.get("first_problem"))), None),
         "seeds": [run.seed for run in finished],
         "unfinished": [run.seed for run in members if not run.finished],
         "numbers": {

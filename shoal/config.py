@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field
 
+from .registry import Strict
 from .requests import Optimizer
 
 
@@ -19,7 +20,7 @@ Part = Annotated[dict[str, Any], pydantic.BeforeValidator(_as_part)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Strict(BaseModel):
+class _Strict(Strict, BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 

@@ -172,6 +172,8 @@ class Experiment:
             now.note("unchanged", updates=len(accepted), needed=self.setup.config.participation.minimum)
             return bank
         merged = method.merge(bank, accepted, when)
+        if not isinstance(merged, Bank):
+            raise TypeError(f"merge must give a Bank; got {type(merged).__name__}")
         lost = diverged(bank.entries, merged.entries)
         if lost:
             now.note("diverged", entries=lost, reason="not finite after the merge; the round changes nothing")
@@ -197,6 +199,9 @@ class Experiment:
                     f"for the participants {sorted(expected)}"
                 )
             keys = dict.fromkeys((*assignment.keys, *assignment.own))
+            unknown = [key for key in keys if key not in bank.entries]
+            if unknown:
+                raise ValueError(f"assign names {unknown}, but the bank has {list(bank.entries)[:10]}")
             found[assignment.client] = replace(assignment, entries={key: bank.entries[key] for key in keys})
         return [found[client] for client in sorted(found)]
 
@@ -221,6 +226,9 @@ class Experiment:
             return None
         if fate.straggler:
             now.note("straggler", "stragglers", client=client, reason="trained, but its update came too late")
+            return None
+        if outcome.fits and not any(fit.steps for fit in outcome.fits):
+            now.note("skipped", "skipped", client=client, reason="took no step: BatchNorm cannot train on a single row")
             return None
         parts = {k: replace(p, client=client, times=job.given.times) for k, p in outcome.answer.parts.items()}
         update = replace(outcome.answer, parts=parts, client=client, times=job.given.times)

@@ -17,7 +17,6 @@ from typing import Any
 import yaml
 
 from .checkpoint import Checkpoints, sync_folder, write_atomically
-from .config import Config
 from .errors import RunError
 from .metrics.base import Line
 
@@ -86,7 +85,7 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         """Whether the run came to its end."""
-        return bool(self.summary().get("finished"))
+        return bool(self.summary().get("finished") or self._json("comparison.json").get("finished"))
 
     def config(self) -> dict[str, Any]:
         """The configuration that the run was started with."""
@@ -182,7 +181,11 @@ class RunFolder:
             )
         if path.exists():
             os.truncate(path, length)
-        kept = [line for line in read_lines(self.path / "timings.jsonl") if line["round"] <= round]
+        kept = [
+            line
+            for line in read_lines(self.path / "timings.jsonl")
+            if isinstance(line, dict) and line.get("round", round + 1) <= round
+        ]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_atomically(self.path / "timings.jsonl", text.encode())
 
@@ -197,7 +200,7 @@ class RunFolder:
             return file.tell()
 
 
-def environment(config: Config, fingerprint: str) -> dict[str, Any]:
+def environment(fingerprint: str) -> dict[str, Any]:
     """What a run depends on besides its configuration: versions, machine, and the data's fingerprint."""
     return {
         "python": platform.python_version(),

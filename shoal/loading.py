@@ -12,6 +12,8 @@ import yaml
 
 from .errors import ConfigError, nearest
 
+RESERVED = frozenset({"checkpoint", "arrays", "model.safetensors"})
+"""What a run's folder holds besides its text files."""
 _SAFE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
 
 
@@ -21,17 +23,39 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
+class _Strict(yaml.SafeLoader):
+    """YAML's safe loader, but a key that is given twice is an error, not the last one wins."""
+
+
+def _mapping(loader: _Strict, node: yaml.MappingNode) -> dict[Any, Any]:
+    loader.flatten_mapping(node)
+    keys = [loader.construct_object(key, deep=True) for key, _ in node.value]
+    twice = sorted({str(key) for key in keys if keys.count(key) > 1})
+    if twice:
+        raise yaml.constructor.ConstructorError(
+            None, None, f"{', '.join(twice)}: given more than once", node.start_mark
+        )
+    return loader.construct_mapping(node, deep=True)
+
+
+_Strict.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _parse(text: str) -> Any:
+    return yaml.load(text, _Strict)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """A YAML file as a mapping; raises `ConfigError` with the place of a fault."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = _parse(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: a configuration is a mapping of names to settings; got {type(raw).__name__}")
-    return raw
+    return {name: value for name, value in raw.items() if value is not None}
 
 
 def load(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
@@ -57,7 +81,7 @@ def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
         if not equals or not key.strip():
             raise ConfigError(f"an override looks like key=value, such as local.lr=0.1; got {item!r}")
         try:
-            found[key.strip()] = yaml.safe_load(text) if text else None
+            found[key.strip()] = _parse(text) if text else None
         except yaml.YAMLError as error:
             raise ConfigError(f"{key}: {text!r} is not valid YAML: {error}") from None
     return found
@@ -112,14 +136,23 @@ def expand(raw: Mapping[str, Any]) -> list[Single]:
     doubled = sorted({s for s in seeds if seeds.count(s) > 1})
     if doubled:
         raise ConfigError(f"seeds: {doubled} listed more than once; every seed is one run")
-    odd = [str(name) for name in variants if not _SAFE_NAME.match(str(name))]
+    odd = [name for name in variants if not isinstance(name, str) or not _SAFE_NAME.match(name)]
     if odd:
-        raise ConfigError(f"variants: names become folders: letters, digits, '.', '_' and '-'; got {odd}")
+        raise ConfigError(
+            f"variants: names become folders: text of letters, digits, '.', '_' and '-'; got {odd} "
+            f"(YAML reads on, off, yes, no and numbers as something else: quote them)"
+        )
+    taken = [name for name in variants if name in RESERVED or name.endswith((".yaml", ".json", ".jsonl", ".html"))]
+    if taken:
+        raise ConfigError(f"variants: {taken} are names of a run's own files; choose others")
     plain = {name: value for name, value in raw.items() if name not in ("variants", "seeds")}
     runs = []
     for name, changes in variants.items():
         for seed in seeds:
             own = overridden(plain, changes or {})
+            inside = sorted({"variants", "seeds", "seed"} & set(changes or {}))
+            if inside:
+                raise ConfigError(f"variants.{name}: {inside} cannot vary by variant; list seeds beside variants")
             own["seed"] = seed
             runs.append(Single(str(name), seed, own))
     return runs

@@ -62,8 +62,9 @@ class Selection:
             raise ConfigError(
                 f"participation.probabilities: one number per client; got {p.size} for {self.clients} clients"
             )
-        if not np.isfinite(p).all() or (p < 0).any() or p.sum() <= 0:
+        if not np.isfinite(p).all() or (p < 0).any() or not p.any():
             raise ConfigError("participation.probabilities: finite numbers >= 0, not all zero")
+        p = p / p.max()  # first, because the sum of huge numbers overflows
         return np.asarray(p / p.sum())
 
     def draw(self, when: Moment) -> list[Selected]:

@@ -148,6 +148,26 @@ def settings_of(target: Callable[..., Any]) -> dict[str, Setting]:
     return found
 
 
+class Strict(pydantic.BaseModel):
+    """A schema that knows its names, and does not take YAML's ``true`` (or ``yes``, ``on``) for the number 1."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+    @pydantic.field_validator("*", mode="before")
+    @classmethod
+    def _booleans_are_no_numbers(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if "bool" not in str(annotation) and _has_boolean(value):
+            raise ValueError("a number, not true or false")
+        return value
+
+
+def _has_boolean(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(_has_boolean(item) for item in value)
+    return isinstance(value, bool)
+
+
 @functools.cache
 def _schema(target: Callable[..., Any]) -> type[pydantic.BaseModel]:
     fields = {
@@ -157,7 +177,7 @@ def _schema(target: Callable[..., Any]) -> type[pydantic.BaseModel]:
     }
     return pydantic.create_model(  # type: ignore[call-overload,no-any-return]
         getattr(target, "__name__", "settings"),
-        __config__=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()),
+        __base__=Strict,
         **fields,
     )
 
@@ -173,7 +193,7 @@ def explain(error: pydantic.ValidationError, where: str, known: typing.Iterable[
         elif fault["type"] == "missing":
             lines.append(f"{place}: this setting is required")
         else:
-            lines.append(f"{place}: {fault['msg']}; got {fault['input']!r}")
+            lines.append(f"{place}: {fault['msg'].removeprefix('Value error, ')}; got {fault['input']!r}")
     return ConfigError("\n".join(lines))
 
 

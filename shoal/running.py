@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,24 @@ CHECKPOINT_SHARE = 0.05
 
 
 class Interrupted(ShoalError):
-    """A run that was interrupted; everything up to its last finished round is saved."""
+    """A run that was interrupted; everything up to its last finished round (if it is known) is saved."""
 
-    def __init__(self, folder: Path, round: int) -> None:
-        super().__init__(f"interrupted after round {round}; go on with: shoal resume {folder}")
+    def __init__(self, folder: Path, round: int | None = None) -> None:
+        after = "" if round is None else f" after round {round}"
+        super().__init__(f"interrupted{after}; go on with: shoal resume {folder}")
         self.folder = folder
         self.round = round
+
+
+@contextlib.contextmanager
+def going_on(folder: Path) -> Iterator[None]:
+    """Says how to go on when what happens inside is interrupted, or the disk fails."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(folder) from None
+    except OSError as error:
+        raise RunError(f"{error}; when that is mended go on with: shoal resume {folder}") from error
 
 
 def dumped(config: Config) -> dict[str, Any]:
@@ -58,9 +71,15 @@ def start_run(
     setup = assemble(config, dataset)
     with folder.locked():
         folder.prepare(dumped(config), force)
-        folder.write_json("environment.json", environment(config, setup.dataset.fingerprint))
-        _go(setup, folder, None, progress or Quiet())
+        with going_on(path):
+            _write_environment(folder, setup)
+            _go(setup, folder, None, progress or Quiet())
     return folder
+
+
+def _write_environment(folder: RunFolder, setup: Setup) -> None:
+    found = environment(setup.dataset.fingerprint)
+    folder.write_json("environment.json", {**found, "configuration": dumped(setup.config)})
 
 
 def resume_run(path: Path, *, dataset: Dataset | None = None, progress: Quiet | None = None) -> RunFolder:
@@ -72,21 +91,49 @@ def resume_run(path: Path, *, dataset: Dataset | None = None, progress: Quiet | 
     if folder.finished:
         progress.say(f"{path} is finished; nothing to do")
         return folder
-    with folder.locked():
-        setup = assemble(resolve_config(folder.config()), dataset)
+    with folder.locked(), going_on(path):
+        config = resolve_config(folder.config())
+        same_configuration(folder, config)
+        setup = assemble(config, dataset)
         _same_world(folder, setup, progress)
         state, complaints = folder.checkpoints.load()
         for complaint in complaints:
             progress.say(f"{complaint}; falling back to the one before it")
+        if state is None:
+            progress.say("there is no checkpoint yet; starting from the first round")
         _go(setup, folder, state, progress)
     return folder
+
+
+FREE = ("name", "description", "execution.kind", "execution.workers", "checkpoint.every")
+"""Settings that may change before a resume: no number depends on them."""
+
+
+def same_configuration(folder: RunFolder, config: Config) -> None:
+    """Refuses a ``config.yaml`` that was edited: the result would be of two experiments, and look like one."""
+    before, now = _dotted(folder.environment().get("configuration", {})), _dotted(dumped(config))
+    changed = [
+        f"{key} ({before[key]} -> {now.get(key)})" for key in before if before[key] != now.get(key) and key not in FREE
+    ]
+    if changed:
+        raise RunError(
+            f"{folder.path}/config.yaml was changed since the run was started: {', '.join(changed)}. Change it back "
+            f"(only {', '.join(FREE)} may differ), or start another run"
+        )
+
+
+def _dotted(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, item in value.items():
+        found |= _dotted(item, f"{prefix}{name}.") if isinstance(item, dict) and item else {f"{prefix}{name}": item}
+    return found
 
 
 def _same_world(folder: RunFolder, setup: Setup, progress: Quiet) -> None:
     """Refuses other data; warns of other versions, with which the numbers may differ in their last bits."""
     before = folder.environment()
     if not before:
-        folder.write_json("environment.json", environment(setup.config, setup.dataset.fingerprint))
+        _write_environment(folder, setup)
         return
     if before.get("data_fingerprint") != setup.dataset.fingerprint:
         raise RunError(
@@ -209,8 +256,3 @@ def peak_memory_mb() -> float:
     """The largest memory that this process has held so far, in MB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
-
-
-def same(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """Whether two raw configurations of one run resolve to the same one."""
-    return dumped(resolve_config(a)) == dumped(resolve_config(b))

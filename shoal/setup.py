@@ -80,9 +80,9 @@ def resolve_config(raw: Mapping[str, Any]) -> Config:
     find_device(config.execution.device)
     return config.model_copy(
         update={
-            "data": registry.resolve("data", config.data),
+            "data": registry.resolve("data", config.data, default="digits"),
             "stream": registry.resolve("stream", config.stream),
-            "model": resolve_model(config.model),
+            "model": resolve_model({"kind": "mlp", **config.model}),
             "method": _resolve_method(config.method),
             "local": config.local.model_copy(update={"learner": learner}),
         }
@@ -129,12 +129,19 @@ def assemble(config: Config, dataset: Dataset | None = None) -> Setup:
     if dataset is None:
         dataset = registry.build("data", config.data).load()
     assert isinstance(dataset, Dataset)
+    if config.local.augment and not dataset.is_image:
+        raise ConfigError(f"local.augment: {config.local.augment} need images; {dataset.name} has tables")
     stream = build_stream(config, dataset)
     models, task_models = build_models(
         config.model, stream.dataset.shape, stream.outputs, stream.task_outputs, config.seed
     )
     world = World(config.seed, stream.clients, config.rounds, models, stream.tasks, len(dataset.classes), task_models)
     for model in models.values():
+        if model.batch_coupled and config.local.batch_size == 1:
+            raise ConfigError(
+                "local.batch_size: 1, but this model has BatchNorm, which cannot train on a single row; "
+                "use batches of two or more, or a model without BatchNorm (resnet20 has norm: group)"
+            )
         unknown = set(config.local.undecayed) - set(model.space.names)
         if unknown:
             raise ConfigError(

@@ -24,7 +24,8 @@ def summarise(folder: str | Path) -> dict[str, Any]:
     in a broken line, as after a power cut. ``rounds`` is how many rounds were done (the warm-up is none),
     ``finished`` whether these are all. ``seconds`` is the time of all rounds, ``evaluation_seconds`` included,
     and ``client_steps_per_second`` refers to it. ``problems`` counts, over all rounds, clients that were
-    rejected, failed, straggled or were skipped, and names them under ``clients``. The rest comes from the
+    rejected, failed, straggled or were skipped, and names them under ``clients``; ``updates`` counts those that
+    reached the bank, and ``first_problem`` has the first reason. The rest comes from the
     measures that ``evaluate.measures`` names, each by its own definition; a measure cannot replace the numbers
     named here.
 
@@ -58,6 +59,8 @@ def summarise(folder: str | Path) -> dict[str, Any]:
         "entries": model.get("entries"),
         "server": model.get("server"),
         **_speed(read_lines(run.path / "timings.jsonl"), measured.get("client_steps")),
+        "updates": _accepted(lines),
+        "first_problem": _first_problem(lines),
         "problems": _problems(lines),
     }
     return {**summary, **{name: value for name, value in measured.items() if name not in summary}}
@@ -75,6 +78,22 @@ def _speed(times: Sequence[Line], steps: float | None) -> dict[str, Any]:
         "engine": next((line["engine"] for line in reversed(times) if line.get("engine")), None),
         "peak_memory_mb": max(memory, default=None),
     }
+
+
+def _accepted(lines: Sequence[Line]) -> int:
+    """How many updates reached the bank, over all rounds."""
+    rounds = (line.get("trained", {}) for line in lines if line.get("record") == "round")
+    return sum(len({client for clients in trained.values() for client in clients}) for trained in rounds)
+
+
+def _first_problem(lines: Sequence[Line]) -> str | None:
+    """The first client that was rejected, failed or skipped, with the reason, or the first round that diverged."""
+    for line in lines:
+        if line.get("record") in ("rejected", "failed", "skipped"):
+            return f"client {line['client']}, {line['record']} in round {line['round']}: {line['reason']}"
+        if line.get("record") == "diverged":
+            return f"round {line['round']} diverged: {line['reason']}"
+    return None
 
 
 def _problems(lines: Sequence[Line]) -> dict[str, Any]:

@@ -31,11 +31,7 @@ def shoal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
     def run(*arguments: str) -> Said:
         monkeypatch.setattr(sys, "argv", ["shoal", *arguments])
         capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as end:
-            code = int(end.code or 0)
+        code = cli.main()
         printed = capsys.readouterr()
         return Said(code, printed.out, printed.err)
 

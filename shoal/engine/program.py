@@ -45,7 +45,7 @@ def run_job(kernel: Kernel, train: Train, job: Job, stopped: Callable[[], bool] 
             raise SimulatedCrash("simulated crash of a client that trained nothing")
     except Stopped:
         raise
-    except Exception as error:  # a client may fail in any way; the round goes on without it
+    except (Exception, SystemExit) as error:  # a client may fail in any way; the round goes on without it
         answer = Failure(_describe(error))
     return Outcome(job.client.id, answer, tuple(fits), tuple(probes), time.perf_counter() - began)
 
@@ -82,7 +82,7 @@ def _drive(
             raise TypeError(f"a program may yield Fit, Evaluate, Gradient or Probe; got {type(request).__name__}")
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     """The error with the place where it was raised, without machine paths (they differ between machines)."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

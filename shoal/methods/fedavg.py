@@ -37,8 +37,7 @@ class FedAvg(Method):
         super().__init__(world, learner, mean, server)
         if per == "task" and not world.tasks:
             raise ValueError(
-                "method.per: 'task' needs a stream with tasks; this stream has none. "
-                "Use per: all, or stream.kind: tasks"
+                "per: 'task' needs a stream with tasks; this stream has none. Use per: all, or stream.kind: tasks"
             )
         self.per = per
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,8 @@ from typing import Any
 
 import yaml
 
-from ..errors import RunError
+from ..errors import ConfigError, RunError
+from ..loading import expand
 
 Line = Mapping[str, Any]
 
@@ -139,6 +141,11 @@ def _one(folder: Path) -> Runs:
     if _is_run(folder):
         return Runs(folder, _full_name(folder, name), (_run(folder, name, ""),), config, text, single=True)
     found = [path for path in _below(folder, DEPTH) if _is_run(path)]
+    if config.get("variants") or config.get("seeds"):
+        # What else lies in the folder (a copy, another run) is not one of its variants.
+        with contextlib.suppress(ConfigError):
+            planned = {folder / single.place for single in expand(config)}
+            found = [path for path in found if path in planned]
     runs = []
     for path in found:
         *variant, last = path.relative_to(folder).parts

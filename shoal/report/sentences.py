@@ -16,6 +16,9 @@ measurements is always somewhat lower than that of one."""
 LISTED = 4
 """How many variants a sentence names before it says "and 3 others"."""
 
+NOTHING = "Nothing was trained"
+"""How the sentence begins that is more important than all others."""
+
 SKIPPED = frozenset({"seed", "rounds"})
 """Numbers of a summary that say what was run, not what came out."""
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -29,7 +32,8 @@ def run_findings(summary: Mapping[str, Any]) -> list[str]:
         for key, value in flat(summary).items()
         if key not in SKIPPED
     }
-    one = {"seeds": [seed], "unfinished": [], "numbers": numbers}
+    problem = summary.get("first_problem")
+    one = {"seeds": [seed], "unfinished": [], "numbers": numbers, "first_problem": problem}
     # The empty name: there is nothing to tell it from.
     return findings({"variants": {"": one}, "missing": []})
 
@@ -39,6 +43,8 @@ def findings(comparison: Mapping[str, Any]) -> list[str]:
 
     Rules, with accuracies in points (hundredths):
 
+    - *Nothing trained*, first of all: in some run no update was accepted in any round. Updates that failed or were
+      rejected elsewhere are counted. The first reason is given.
     - *Drop at a boundary*: in one seed, the mean change over the events in the first round of a new phase
       (``bwt_f.seen_per_event``) is a loss of one point or more. This number and not ``bwt_f.worst@1``, in which
       gains count as 0, so that noise around no change is no drop. A variant drops if that is so in more than
@@ -59,10 +65,28 @@ def findings(comparison: Mapping[str, Any]) -> list[str]:
         return run_findings(comparison)
     variants = {str(name): _Seen.of(str(name), v) for name, v in comparison["variants"].items()}
     counted = [seen for seen in variants.values() if seen.n]
-    said: list[str] = []
+    said = _untrained(comparison["variants"])
     if counted:
         said += _boundaries(counted) + _dips(counted) + _accuracy(counted) + _spread(counted)
     return said + _incomplete(comparison)
+
+
+def _untrained(variants: Mapping[str, Any]) -> list[str]:
+    """What kept clients from training."""
+    said = []
+    for name, variant in variants.items():
+        reason = f" The first: {variant['first_problem']}." if variant.get("first_problem") else ""
+        with_name = f" with {name}" if name else ""
+        updates = _values(variant["numbers"], "updates")
+        empty = [seed for seed, count in updates.items() if count == 0]
+        lost = sum(sum(_values(variant["numbers"], f"problems.{kind}").values()) for kind in ("failed", "rejected"))
+        if empty and len(empty) == len(updates):
+            said.append(f"{NOTHING}{with_name}: no update was accepted in any round.{reason}")
+        elif empty:
+            said.append(f"{NOTHING}{with_name}, seed {', '.join(empty)}: no update was accepted.{reason}")
+        elif lost:
+            said.append(f"{lost:.0f} updates{with_name} failed or were rejected.{reason}")
+    return said
 
 
 class _Seen(NamedTuple):

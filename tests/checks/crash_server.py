@@ -19,7 +19,7 @@ from typing import Any
 
 import sklearn.datasets  # noqa: F401  (what a run imports late, imported once)
 
-from shoal import cli, experiment, running
+from shoal import __main__, experiment, running
 
 
 def die() -> None:
@@ -81,7 +81,7 @@ def run(command: dict[str, Any]) -> int:
     prepare(command["hooks"])
     sys.argv = ["shoal", *command["arguments"]]
     try:
-        cli.main()
+        __main__.main()
     except SystemExit as end:
         return int(end.code or 0)
     finally:

@@ -30,6 +30,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+INTERRUPTED = 130
+"""The exit code of a command that was interrupted."""
 # Where nobody's terminal sets the width, tables may be wider than the 80 columns that rich assumes.
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
 err = Console(stderr=True, highlight=False)
@@ -213,15 +215,15 @@ def main() -> int:
     sys.path.insert(0, str(Path.cwd()))  # parts of one's own by import path, as with python -m
     try:
         code = app(standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        if code != INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+            return code if isinstance(code, int) else 0
+        err.print("interrupted; a run that had started goes on with: shoal resume DIR")
     except click.exceptions.ClickException as error:
         error.show()
         return error.exit_code
     except Interrupted as error:
         err.print(str(error), markup=False, soft_wrap=True)
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        err.print("interrupted; a run that had started goes on with: shoal resume DIR")
     except (ShoalError, OSError) as error:
         err.print(f"error: {error}", markup=False, soft_wrap=True)
         return 2
-    return 130
+    return INTERRUPTED

@@ -1,0 +1,254 @@
+"""Mistakes that users made, and what they are told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from conftest import Shoal
+
+import shoal as library
+from shoal import api, running
+from shoal.errors import ConfigError, RunError
+from shoal.experiment import Experiment
+from shoal.folder import RunFolder
+from shoal.loading import expand, load, parse_overrides
+from shoal.participation import Selection
+from shoal.setup import resolve_config
+
+STREAM = {"kind": "static", "clients": 4}
+SMALL: dict[str, Any] = {"rounds": 3, "stream": STREAM, "model": {"kind": "mlp", "hidden": [8]}}
+
+OWN_PARTS = '''
+from shoal.learners.base import Learner
+from shoal.methods.fedavg import FedAvg
+
+class Good(FedAvg):
+    """FedAvg."""
+
+class Failing(Learner):
+    """Raises."""
+    def fit(self, *args, **more):
+        raise ZeroDivisionError("nothing to share")
+        yield
+
+class Leaving(Learner):
+    """Leaves."""
+    def fit(self, *args, **more):
+        raise SystemExit(3)
+        yield
+
+class Keeping(Learner):
+    """Keeps what no checkpoint can hold."""
+    def fit(self, *args, **more):
+        part, state = yield from super().fit(*args, **more)
+        return part, {"object": object()}
+
+class Forgetful(FedAvg):
+    """Merges nothing."""
+    def merge(self, bank, updates, when):
+        super().merge(bank, updates, when)
+'''
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a configuration and with parts of one's own."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_parts.py").write_text(OWN_PARTS)
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
+    return tmp_path
+
+
+def test_own_parts_are_found_in_the_working_directory(here: Path, shoal: Shoal) -> None:
+    assert shoal("run", "small.yaml", "method=own_parts:Good", "--out", "a").code == 0
+    assert shoal("show", "small.yaml", "method=own_parts:Good").code == 0
+    assert shoal("resume", "a").code == 0
+
+
+@pytest.mark.parametrize("kind", ["Failing", "Leaving", "Keeping"])
+def test_a_run_that_trained_nothing_says_so_first_and_fails(here: Path, shoal: Shoal, kind: str) -> None:
+    said = shoal("run", "small.yaml", f"local.learner=own_parts:{kind}", "--out", "a")
+    assert said.code == 1
+    reason = {"Failing": "ZeroDivisionError: nothing to share", "Leaving": "SystemExit", "Keeping": "is a object"}[kind]
+    (line,) = [line for line in said.out.splitlines() if line.startswith("Nothing was trained")]
+    assert reason in line
+    assert "Nothing was trained" in (here / "a" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_merge_without_a_bank_is_explained(here: Path) -> None:
+    with pytest.raises(TypeError, match="merge must give a Bank; got NoneType"):
+        library.run(SMALL, {"method": "own_parts:Forgetful"}, out="a")
+
+
+def test_an_edited_configuration_is_refused(here: Path, shoal: Shoal) -> None:
+    assert shoal("run", "small.yaml", "--out", "a").code == 0
+    folder = RunFolder(here / "a")
+    (here / "a" / "summary.json").unlink()
+    before = folder.config()
+    for key, value in (("seed", 1), ("rounds", 5), ("rounds", 1)):
+        folder.write_yaml("config.yaml", {**before, key: value})
+        said = shoal("resume", "a")
+        assert said.code == 2
+        assert f"{key} ({before[key]} -> {value})" in said.err
+    folder.write_yaml("config.yaml", {**before, "execution": {**before["execution"], "workers": 1}})
+    assert shoal("resume", "a").code == 0
+
+
+def test_an_interrupted_sweep_goes_on_with_one_command(
+    here: Path, shoal: Shoal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play, count = Experiment.play, [0]
+
+    def interrupted(self: Experiment, state: Any) -> Any:
+        count[0] += 1
+        if count[0] == 5:
+            raise KeyboardInterrupt
+        return play(self, state)
+
+    monkeypatch.setattr(Experiment, "play", interrupted)
+    said = shoal("run", "small.yaml", "seeds=[0, 1, 2]", "--out", "many")
+    assert said.code == 130
+    assert said.err.strip().endswith("go on with: shoal resume many")
+    assert shoal("resume", "many").code == 0
+    whole = library.run(SMALL, {"seeds": [0, 1, 2]}, out="whole")
+    for place in whole.runs:
+        ours, theirs = (here / name / place / "metrics.jsonl" for name in ("many", "whole"))
+        assert ours.read_bytes() == theirs.read_bytes()
+    again = shoal("run", "small.yaml", "seeds=[0, 1, 2]", "--out", "many")
+    assert "finished run" in again.err
+
+
+@pytest.mark.parametrize("place", ["estimate", "assemble", "write_report"])
+def test_an_interrupt_at_any_time_says_how_to_go_on(
+    here: Path, shoal: Shoal, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    def interrupted(*arguments: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running, place, interrupted)
+        said = shoal("run", "small.yaml", "--out", "a")
+    assert said.code == 130
+    assert "go on with: shoal resume" in said.err
+    if place != "assemble":  # nothing was written before
+        assert shoal("resume", "a").code == 0
+        assert RunFolder(here / "a").finished
+
+
+def test_a_full_disk_is_an_error_that_says_how_to_go_on(
+    here: Path, shoal: Shoal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **more: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(running.RunFolder, "append", full)
+        said = shoal("run", "small.yaml", "--out", "a")
+    assert said.code == 2
+    assert "No space left on device; when that is mended go on with: shoal resume a" in said.err
+    assert shoal("resume", "a").code == 0
+
+
+def test_only_the_runs_of_the_configuration_are_compared(here: Path, shoal: Shoal) -> None:
+    changes = ["variants={a: {}, b: {local.lr: 0.2}}", "--out", "many"]
+    assert shoal("run", "small.yaml", *changes).code == 0
+    shutil.copytree(here / "many" / "a", here / "many" / "mybackup")
+    assert shoal("resume", "many").code == 0
+    assert set(json.loads((here / "many" / "comparison.json").read_text())["variants"]) == {"a", "b"}
+
+
+def test_a_damaged_time_does_not_stop_a_resume(here: Path, shoal: Shoal) -> None:
+    assert shoal("run", "small.yaml", "--out", "a").code == 0
+    (here / "a" / "summary.json").unlink()
+    times = (here / "a" / "timings.jsonl").read_text().splitlines()
+    (here / "a" / "timings.jsonl").write_text("\n".join([times[0], '{"a": 1}', "7", times[2]]) + "\n")
+    assert shoal("resume", "a").code == 0
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"variants": {"a": {"seed": 5}}}, r"variants.a: \['seed'\] cannot vary"),
+        ({"variants": {"a": {"seeds": [1]}}}, r"variants.a: \['seeds'\] cannot vary"),
+        ({"variants": {True: {}}}, "YAML reads on, off"),
+        ({"variants": {"config.yaml": {}}}, "a run's own files"),
+        ({"variants": {"checkpoint": {}}}, "a run's own files"),
+    ],
+)
+def test_variants_that_cannot_be(raw: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        expand(raw)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": True}, "rounds: a number, not true or false"),
+        ({"stream": {**STREAM, "clients": True}}, "stream.clients: a number"),
+        ({"model": {"kind": "mlp", "hidden": [True]}}, "model.hidden: a number"),
+        ({"local": {"lr": True}}, "local.lr: a number"),
+    ],
+)
+def test_booleans_are_no_numbers(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_config({**SMALL, **changes})
+
+
+def test_a_key_given_twice_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text("rounds: 2\nlocal: {lr: 1, lr: 2}\nrounds: 3\n")
+    with pytest.raises(ConfigError, match="given more than once"):
+        load(path)
+    with pytest.raises(ConfigError, match="lr: given more than once"):
+        parse_overrides(["local={lr: 1, lr: 2}"])
+    path.write_text("rounds: 2\nlocal:\n")
+    assert load(path) == {"rounds": 2}
+
+
+def test_settings_of_parts_that_are_not_named(tmp_path: Path) -> None:
+    config = resolve_config({"stream": STREAM, "data": {"limit": 100}, "model": {"hidden": [8]}})
+    assert (config.data["kind"], config.data["limit"]) == ("digits", 100)
+    assert (config.model["kind"], list(config.model["hidden"])) == ("mlp", [8])
+
+
+def test_augmentations_need_images(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    table = library.from_arrays(x, np.arange(40) % 2)
+    with pytest.raises(ConfigError, match="need images"):
+        library.run(SMALL, {"local.augment": ["flip"]}, out=tmp_path / "a", data=table)
+    assert not (tmp_path / "a").exists()
+
+
+def test_huge_probabilities_are_normalised() -> None:
+    config = resolve_config({**SMALL, "participation": {"probabilities": [1e308, 1e308, 1e-300, 0]}})
+    found = Selection(config.participation, 4, lambda c: 1).probabilities
+    assert found is not None
+    np.testing.assert_allclose(found, [0.5, 0.5, 0, 0], atol=1e-12)
+
+
+def test_batch_normalisation_with_single_rows_is_refused_or_named(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    images = library.from_arrays(rng.integers(0, 256, (30, 8, 8, 1), dtype=np.uint8), np.arange(30) % 3)
+    config = {**SMALL, "model": {"kind": "resnet20", "width": 2}, "rounds": 1}
+    with pytest.raises(ConfigError, match="BatchNorm, which cannot train on a single row"):
+        library.run(config, {"local.batch_size": 1}, out=tmp_path / "a", data=images)
+    sizes = {"kind": "sizes", "sizes": [1, 1, 10, 12]}
+    changes = {"stream.partition": sizes, "stream.validation": 0}
+    result = library.run(config, changes, out=tmp_path / "b", data=images)
+    assert result.summary["problems"]["clients"]["skipped"] == [0, 1]
+    assert "took no step" in result.summary["first_problem"]
+    assert result.summary["updates"] == 2
+
+
+def test_a_sweep_refuses_an_edited_configuration(here: Path) -> None:
+    library.run(SMALL, {"seeds": [0, 1]}, out="many")
+    parent = RunFolder(here / "many")
+    parent.write_yaml("config.yaml", {**parent.config(), "local": {"lr": 0.3}})
+    with pytest.raises(RunError, match=r"local.lr \(0.05 -> 0.3\)"):
+        api.resume("many")

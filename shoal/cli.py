@@ -217,7 +217,7 @@ def main() -> int:
         code = app(standalone_mode=False)
         if code != INTERRUPTED:  # what typer makes of a KeyboardInterrupt
             return code if isinstance(code, int) else 0
-        err.print("interrupted; a run that had started goes on with: shoal resume DIR")
+        err.print("interrupted; if a run had begun, go on with: shoal resume DIR")
     except click.exceptions.ClickException as error:
         error.show()
         return error.exit_code

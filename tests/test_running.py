@@ -12,6 +12,7 @@ import torch
 
 import shoal
 from shoal.bank import State
+from shoal.checkpoint import Checkpoints
 from shoal.data.arrays import from_arrays
 from shoal.data.dataset import Dataset
 from shoal.engine import make_engine
@@ -189,3 +190,20 @@ def test_the_models_can_be_read_without_shoal(tmp_path: Path) -> None:
 def images() -> Dataset:
     rng = np.random.default_rng(0)
     return from_arrays(rng.integers(0, 256, (60, 32, 32, 3), dtype=np.uint8), np.arange(60) % 3)
+
+
+def test_checkpoints_that_cost_too_much_are_put_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    save = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", lambda self, state: (saved.append(state.round), save(self, state))[1])
+    every = shoal.run(CONFIG, {"rounds": 6}, out=tmp_path / "every", data=table())
+    saved.clear()
+    monkeypatch.setattr("shoal.running.CHECKPOINT_SHARE", -1.0)
+    seldom = shoal.run(CONFIG, {"rounds": 6}, out=tmp_path / "seldom", data=table())
+    assert saved == [1, 6]  # the first, so that there is one, and the last
+    saved.clear()
+    never = shoal.run(CONFIG, {"rounds": 6, "checkpoint.every": 0}, out=tmp_path / "never", data=table())
+    assert saved == [6]
+    for result in (seldom, never):
+        for name in ("metrics.jsonl", "model.safetensors"):
+            assert (result.folder / name).read_bytes() == (every.folder / name).read_bytes()

@@ -60,20 +60,20 @@ class Forgetful(FedAvg):
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a configuration and with parts of one's own."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "own_parts.py").write_text(OWN_PARTS)
+    (tmp_path / "mistaken_parts.py").write_text(OWN_PARTS)
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
     return tmp_path
 
 
-def test_own_parts_are_found_in_the_working_directory(here: Path, shoal: Shoal) -> None:
-    assert shoal("run", "small.yaml", "method=own_parts:Good", "--out", "a").code == 0
-    assert shoal("show", "small.yaml", "method=own_parts:Good").code == 0
+def test_mistaken_parts_are_found_in_the_working_directory(here: Path, shoal: Shoal) -> None:
+    assert shoal("run", "small.yaml", "method=mistaken_parts:Good", "--out", "a").code == 0
+    assert shoal("show", "small.yaml", "method=mistaken_parts:Good").code == 0
     assert shoal("resume", "a").code == 0
 
 
 @pytest.mark.parametrize("kind", ["Failing", "Leaving", "Keeping"])
 def test_a_run_that_trained_nothing_says_so_first_and_fails(here: Path, shoal: Shoal, kind: str) -> None:
-    said = shoal("run", "small.yaml", f"local.learner=own_parts:{kind}", "--out", "a")
+    said = shoal("run", "small.yaml", f"local.learner=mistaken_parts:{kind}", "--out", "a")
     assert said.code == 1
     reason = {"Failing": "ZeroDivisionError: nothing to share", "Leaving": "SystemExit", "Keeping": "is a object"}[kind]
     (line,) = [line for line in said.out.splitlines() if line.startswith("Nothing was trained")]
@@ -83,7 +83,7 @@ def test_a_run_that_trained_nothing_says_so_first_and_fails(here: Path, shoal: S
 
 def test_a_merge_without_a_bank_is_explained(here: Path) -> None:
     with pytest.raises(TypeError, match="merge must give a Bank; got NoneType"):
-        library.run(SMALL, {"method": "own_parts:Forgetful"}, out="a")
+        library.run(SMALL, {"method": "mistaken_parts:Forgetful"}, out="a")
 
 
 def test_an_edited_configuration_is_refused(here: Path, shoal: Shoal) -> None:

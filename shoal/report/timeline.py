@@ -16,6 +16,8 @@ CLIENTS = 60
 """How many clients are drawn: those that took part most often."""
 ROUNDS = 400
 """With more rounds than this, every k-th one is drawn."""
+LABELS = 50
+"""How many classes are named."""
 CHARTS = 6
 """How many different timelines are drawn."""
 
@@ -54,6 +56,10 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
         remarks.append(f"Every {step}th round is drawn.")
     if len(found) > CHARTS:
         remarks.append(f"{CHARTS} of {len(found)} different timelines are drawn.")
+    labels = [str(label) for label in runs.runs[0].stream.get("classes") or ()]
+    if labels:
+        more = f" and {len(labels) - LABELS} others" if len(labels) > LABELS else ""
+        remarks.append(f"Classes, by the labels that the data give them: {', '.join(labels[:LABELS])}{more}.")
     body += note(" ".join(remarks))
     notes = list(dict.fromkeys(str(n) for run in runs.runs for n in run.stream.get("notes") or ()))
     if notes:

@@ -56,7 +56,8 @@ def write_run(
     (folder / "environment.json").write_text(json.dumps({"python": "3.11", "packages": {"torch": "2.6"}}))
     lines: list[dict[str, Any]] = [
         {"round": 0, "record": "stream", "boundaries": list(boundaries), "tasks": len(tasks), "task_names": list(tasks),
-         "rounds": rounds, "clients": clients, "order": "asynchronous" if tasks else None, "notes": []},
+         "rounds": rounds, "clients": clients, "order": "asynchronous" if tasks else None, "notes": [],
+         "classes": ["shirt", "7", "<41>"]},
         {"round": 0, "record": "model", "trainable_parameters": 4810, "model_bytes": 19240, "server": {"kind": "sgd"}},
     ]  # fmt: skip
     values = accuracies(seed, done, max(len(tasks), 1), boundaries, dip)

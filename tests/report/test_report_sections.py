@@ -15,7 +15,7 @@ from shoal.report import timeline, transfer
 from shoal.report.charts import colour, dash, figure, lines, plain, span
 from shoal.report.configuration import leaves
 from shoal.report.load import Run, read
-from shoal.report.page import page
+from shoal.report.page import page, write_report
 from shoal.report.series import by_target, curve, mean_curve, over_seeds, quantile, thinned, title_of
 
 
@@ -219,3 +219,9 @@ def test_the_file_of_a_resumed_run_gives_each_round_its_last_time(tmp_path: Path
     text = page(read(folder))
     chart = text[text.index("Seconds per round") :]
     assert '"y":[1.0,3.0]' in chart
+
+
+def test_classes_go_by_the_labels_of_the_data(tmp_path: Path) -> None:
+    write_run(tmp_path / "run")
+    html = write_report(tmp_path / "run").read_text(encoding="utf-8")
+    assert "Classes, by the labels that the data give them: shirt, 7, &lt;41&gt;." in html

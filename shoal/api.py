@@ -13,12 +13,12 @@ from typing import Any
 import pandas as pd
 
 from . import registry
-from .comparison import compare
 from .data.dataset import Dataset
 from .errors import RunError
 from .folder import RunFolder
 from .loading import Single, expand, is_many, load, overridden
 from .progress import Quiet
+from .report.comparison import compare
 from .report.page import write_report
 from .running import Interrupted, resume_run, same_configuration, start_run
 from .setup import resolve_config
@@ -101,7 +101,8 @@ def resume(folder: str | Path, *, data: Dataset | None = None, progress: Quiet |
         raise RunError(f"{path} holds no run (there is no config.yaml in it)")
     raw = parent.config()
     if is_many(raw):
-        _all_singles(raw, path, data, progress)
+        with parent.locked():
+            _all_singles(raw, path, data, progress)
     else:
         resume_run(path, dataset=data, progress=progress)
     return Result(path)
@@ -112,11 +113,12 @@ def _run_many(raw: dict[str, Any], path: Path, force: bool, data: Dataset | None
         resolve_config(single.raw)
     folder = RunFolder(path)
     with folder.locked():
-        if folder.exists and force:
-            for single in expand(folder.config()):
-                RunFolder(path / single.place).clear()
+        if force:
+            before = expand(folder.config()) if folder.exists else []
+            for place in {single.place for single in (*before, *expand(raw))}:
+                RunFolder(path / place).clear()
         folder.prepare(raw, force)
-    _all_singles(raw, path, data, progress)
+        _all_singles(raw, path, data, progress)
 
 
 def _all_singles(raw: Mapping[str, Any], path: Path, data: Dataset | None, progress: Quiet | None) -> None:

@@ -90,6 +90,17 @@ class Bank:
                 entries[key] = replace(entry, version=clock)
         return Bank(entries, {**self.memory, **memory}, clock)
 
+    def followed_by(self, after: Bank) -> Bank:
+        """``after`` as the next state of this bank, with versions that tell changed entries from the old ones even
+        if it was not made by `put`."""
+        if after.clock >= self.clock and all(
+            self.entries.get(key) is entry or entry.version > self.clock for key, entry in after.entries.items()
+        ):
+            return after
+        changes: dict[Key, Entry | None] = {key: None for key in self.entries if key not in after.entries}
+        bank = self.put({**changes, **after.entries})
+        return Bank({key: bank.entries[key] for key in after.entries}, after.memory, bank.clock)
+
 
 @dataclass(frozen=True)
 class State:

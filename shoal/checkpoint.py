@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,11 +22,11 @@ from torch import Tensor
 
 from .bank import Bank, Buffers, Entry, State
 from .errors import RunError
+from .files import write_atomically
 
 SPLIT_BYTES = 100 * 2**20
 FORMAT = "shoal-state-1"
 _NAME = re.compile(r"^round-(-?\d+)\.safetensors$")
-log = logging.getLogger(__name__)
 
 
 # ---- one file -------------------------------------------------------------------------------------------------
@@ -92,27 +90,6 @@ def write_file(path: Path, value: Any) -> None:
     write_atomically(path, save(tensors, header))
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replaces a file by this content, so that a crash at any moment leaves the old or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames inside a folder last (where the system can)."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def read_file(path: Path) -> Any:
     """The value in a file; raises ``ValueError`` if it is damaged."""
     try:
@@ -162,14 +139,14 @@ def entry_of(value: Mapping[str, Any]) -> Entry:
 
 
 def _size(state: State) -> int:
-    total = sum(
-        e.bytes + sum(t.numel() * t.element_size() for t in e.server.values()) for e in state.bank.entries.values()
-    )
-    for values in state.clients.values():
-        tensors: dict[str, Tensor] = {}
-        pack(dict(values), tensors)
-        total += sum(t.numel() * t.element_size() for t in tensors.values())
-    return total
+    """Bytes of all tensors of a state; one that stands in several places counts once, as it is stored."""
+    tensors: dict[str, Tensor] = {}
+    known: dict[Any, str] = {}
+    for entry in state.bank.entries.values():
+        pack(entry_value(entry), tensors, "", known)
+    for values in (state.bank.memory, *state.clients.values()):
+        pack(dict(values), tensors, "", known)
+    return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 class Checkpoints:

@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from . import __version__, api, registry
-from .comparison import findings, rows
 from .errors import ConfigError, ShoalError
 from .folder import RunFolder
 from .loading import expand, is_many, load, overridden, parse_overrides, read_yaml, recipes
 from .progress import Bar
+from .report.comparison import findings, rows
 from .report.page import write_report
 from .report.sentences import NOTHING
 from .running import Interrupted, dumped

@@ -90,7 +90,7 @@ class Participation(_Strict):
 
 
 class Evaluation(_Strict):
-    """When and what is measured: after every ``every``-th round and the last one; 0 measures no accuracy at all.
+    """When and what is measured: after every ``every``-th round and the last five; 0 measures no accuracy at all.
 
     Rounds that BWT_f needs are measured whatever ``every`` says (unless it is 0).
     """
@@ -109,7 +109,10 @@ class Execution(_Strict):
 
 
 class Checkpoint(_Strict):
-    """A checkpoint after every ``every``-th round and the last one; 0 keeps only the last."""
+    """A checkpoint after every ``every``-th round and the last one; 0 keeps only the last.
+
+    One that is due is put off while checkpoints took more than 5% of the run's time.
+    """
 
     every: int = Field(1, ge=0)
 

@@ -58,9 +58,13 @@ def estimate(experiment: Experiment, state: State) -> Estimate | None:
     if config.evaluate.every:
         began = time.perf_counter()
         for target in experiment.setup.stream.targets(1)[:1]:
-            keys = experiment.setup.method.candidates(state.bank, target.labels)[0]
-            experiment.engine.score([((experiment.setup.method.compose(state.bank, keys),), target.test)])
+            groups = experiment.setup.method.candidates(state.bank, target.labels)
+            born = [keys for keys in groups if keys and all(key in state.bank.entries for key in keys)]
+            models = [experiment.setup.method.compose(state.bank, keys) for keys in born[:1]]
+            experiment.engine.score([(models, target.test)])
         evaluation = (time.perf_counter() - began) * len(experiment.setup.stream.targets(1)) / config.evaluate.every
     parallel = min(experiment.engine.workers, tried) if isinstance(experiment.engine, Workers) else 1
-    total = rounds * (tried * first / parallel + evaluation)
+    warmup = experiment.setup.stream.clients if state.round < 0 else 0
+    fits = (rounds * tried + warmup) * experiment.exchanges
+    total = fits * first / parallel + rounds * evaluation
     return Estimate(total, rounds, tried, first, evaluation)

@@ -29,14 +29,15 @@ class _Round:
     accepted: list[Update] = field(default_factory=list)
     trained: dict[Key, set[int]] = field(default_factory=dict)
     lines: list[Line] = field(default_factory=list)
-    counts: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("rejected", "failed", "stragglers", "skipped"), 0)
+    counts: dict[str, set[int]] = field(
+        default_factory=lambda: {name: set() for name in ("rejected", "failed", "stragglers", "skipped")}
     )
+    """The clients, each once, however many exchanges the round has."""
 
     def note(self, record: str, count: str | None = None, **values: Any) -> None:
         self.lines.append({"round": self.number, "record": record, **values})
         if count is not None:
-            self.counts[count] += 1
+            self.counts[count].add(values["client"])
 
 
 @dataclass(frozen=True)
@@ -169,14 +170,17 @@ class Experiment:
         now.assignments += assignments
         now.outcomes += outcomes
         if len(accepted) < max(1, self.setup.config.participation.minimum):
-            now.note("unchanged", updates=len(accepted), needed=self.setup.config.participation.minimum)
+            needed = self.setup.config.participation.minimum
+            now.note("unchanged", exchange=when.exchange, updates=len(accepted), needed=needed)
             return bank
         merged = method.merge(bank, accepted, when)
         if not isinstance(merged, Bank):
             raise TypeError(f"merge must give a Bank; got {type(merged).__name__}")
+        merged = bank.followed_by(merged)
         lost = diverged(bank.entries, merged.entries)
         if lost:
-            now.note("diverged", entries=lost, reason="not finite after the merge; the round changes nothing")
+            why = "not finite after the merge; it is undone"
+            now.note("diverged", entries=lost, exchange=when.exchange, reason=why)
             return bank
         now.accepted += accepted
         for update in accepted:
@@ -228,7 +232,8 @@ class Experiment:
             now.note("straggler", "stragglers", client=client, reason="trained, but its update came too late")
             return None
         if outcome.fits and not any(fit.steps for fit in outcome.fits):
-            now.note("skipped", "skipped", client=client, reason="took no step: BatchNorm cannot train on a single row")
+            why = "took no training step (with BatchNorm a batch of a single row is left out)"
+            now.note("skipped", "skipped", client=client, reason=why)
             return None
         parts = {k: replace(p, client=client, times=job.given.times) for k, p in outcome.answer.parts.items()}
         update = replace(outcome.answer, parts=parts, client=client, times=job.given.times)
@@ -259,7 +264,7 @@ class Experiment:
             trained={key: sorted(who) for key, who in now.trained.items()},
             trained_tasks=reached,
         )
-        now.lines[-1].update(now.counts)
+        now.lines[-1].update({name: len(clients) for name, clients in now.counts.items()})
 
     # ---- measure --------------------------------------------------------------------------------------------
 

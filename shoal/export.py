@@ -9,7 +9,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from .bank import Bank
-from .checkpoint import write_atomically
+from .files import write_atomically
 from .messages import World
 
 

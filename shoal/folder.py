@@ -16,8 +16,10 @@ from typing import Any
 
 import yaml
 
-from .checkpoint import Checkpoints, sync_folder, write_atomically
+from .checkpoint import Checkpoints
 from .errors import RunError
+from .files import sync_folder, write_atomically
+from .loading import read_yaml
 from .metrics.base import Line
 
 FILES = (
@@ -89,8 +91,6 @@ class RunFolder:
 
     def config(self) -> dict[str, Any]:
         """The configuration that the run was started with."""
-        from .loading import read_yaml
-
         return read_yaml(self.path / "config.yaml")
 
     def environment(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -156,3 +157,14 @@ def expand(raw: Mapping[str, Any]) -> list[Single]:
             own["seed"] = seed
             runs.append(Single(str(name), seed, own))
     return runs
+
+
+def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Every setting by its dotted name, as JSON writes it."""
+    found: dict[str, str] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            found |= leaves(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value, default=str)
+    return found

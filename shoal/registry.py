@@ -151,13 +151,16 @@ def settings_of(target: Callable[..., Any]) -> dict[str, Setting]:
 class Strict(pydantic.BaseModel):
     """A schema that knows its names, and does not take YAML's ``true`` (or ``yes``, ``on``) for the number 1."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+    model_config = pydantic.ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, protected_namespaces=(), ser_json_inf_nan="constants"
+    )
 
     @pydantic.field_validator("*", mode="before")
     @classmethod
     def _booleans_are_no_numbers(cls, value: Any, info: pydantic.ValidationInfo) -> Any:
-        annotation = cls.model_fields[str(info.field_name)].annotation
-        if "bool" not in str(annotation) and _has_boolean(value):
+        annotation = str(cls.model_fields[str(info.field_name)].annotation)
+        numeric = "int" in annotation or "float" in annotation
+        if numeric and "bool" not in annotation and _has_boolean(value):
             raise ValueError("a number, not true or false")
         return value
 
@@ -272,6 +275,8 @@ def register(part: str, kind: str) -> Callable[[type], type]:
         raise ConfigError(f"no kind of part is called {part!r}; {nearest(part, PARTS)}")
 
     def remember(target: type) -> type:
+        if "." in target.__qualname__:
+            raise ConfigError(f"{target.__qualname__} is defined inside something else; a part stands in its module")
         PARTS[part][kind] = f"{target.__module__}:{target.__qualname__}"
         return target
 

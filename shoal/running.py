@@ -6,7 +6,7 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from .estimate import duration, estimate
 from .experiment import Experiment, Played, play_all
 from .export import export
 from .folder import RunFolder, environment, versions
+from .loading import leaves
 from .progress import Quiet
 from .report.page import write_report
 from .setup import Setup, assemble, resolve_config
@@ -79,7 +80,7 @@ def start_run(
 
 def _write_environment(folder: RunFolder, setup: Setup) -> None:
     found = environment(setup.dataset.fingerprint)
-    folder.write_json("environment.json", {**found, "configuration": dumped(setup.config)})
+    folder.write_json("environment.json", {**found, "configuration": leaves(dumped(setup.config))})
 
 
 def resume_run(path: Path, *, dataset: Dataset | None = None, progress: Quiet | None = None) -> RunFolder:
@@ -90,6 +91,8 @@ def resume_run(path: Path, *, dataset: Dataset | None = None, progress: Quiet | 
         raise RunError(f"{path} holds no run (there is no config.yaml in it)")
     if folder.finished:
         progress.say(f"{path} is finished; nothing to do")
+        if not (path / "report.html").exists():
+            write_report(path)
         return folder
     with folder.locked(), going_on(path):
         config = resolve_config(folder.config())
@@ -111,22 +114,19 @@ FREE = ("name", "description", "execution.kind", "execution.workers", "checkpoin
 
 def same_configuration(folder: RunFolder, config: Config) -> None:
     """Refuses a ``config.yaml`` that was edited: the result would be of two experiments, and look like one."""
-    before, now = _dotted(folder.environment().get("configuration", {})), _dotted(dumped(config))
+    before, now = folder.environment().get("configuration"), leaves(dumped(config))
+    if not isinstance(before, dict):
+        return
     changed = [
-        f"{key} ({before[key]} -> {now.get(key)})" for key in before if before[key] != now.get(key) and key not in FREE
+        f"{key} ({before.get(key, 'unset')} -> {now.get(key, 'unset')})"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key) and key not in FREE
     ]
     if changed:
         raise RunError(
             f"{folder.path}/config.yaml was changed since the run was started: {', '.join(changed)}. Change it back "
             f"(only {', '.join(FREE)} may differ), or start another run"
         )
-
-
-def _dotted(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, item in value.items():
-        found |= _dotted(item, f"{prefix}{name}.") if isinstance(item, dict) and item else {f"{prefix}{name}": item}
-    return found
 
 
 def _same_world(folder: RunFolder, setup: Setup, progress: Quiet) -> None:
@@ -208,15 +208,14 @@ class _Keeper:
         self.saved = state.round if folder.checkpoints.rounds() else None
         self.began = time.perf_counter()
         self.spent = 0.0
+        self.memory = PeakMemory()
 
     def keep(self, played: Played) -> State:
         """Appends the round's lines and gives the state with the file's new length."""
         length = self.folder.append("metrics.jsonl", played.lines)
         state = replace(played.state, metrics_bytes=length)
         self.state = state
-        before = self.spent
-        if self._due(state.round):
-            self.save(state)
+        # Before the checkpoint: after a kill between the two the round is played again, and its time written anew.
         self.folder.append(
             "timings.jsonl",
             [
@@ -224,13 +223,15 @@ class _Keeper:
                     "round": state.round,
                     "seconds": round(played.seconds, 6),
                     "evaluation_seconds": round(played.evaluation_seconds, 6),
-                    "checkpoint_seconds": round(self.spent - before, 6),
-                    "peak_memory_mb": round(peak_memory_mb(), 1),
+                    "checkpoint_seconds_so_far": round(self.spent, 6),
+                    "peak_memory_mb": round(self.memory.peak_mb(), 1),
                     "engine": self.engine.describe(),
                     "workers": getattr(self.engine, "workers", 1),
                 }
             ],
         )
+        if self._due(state.round):
+            self.save(state)
         self.progress.played(state.round, played.lines)
         return state
 
@@ -252,7 +253,20 @@ class _Keeper:
         self.spent += time.perf_counter() - began
 
 
-def peak_memory_mb() -> float:
-    """The largest memory that this process has held so far, in MB."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+class PeakMemory:
+    """The largest memory that this process held since this was made (since its start, where that cannot be told)."""
+
+    def __init__(self) -> None:
+        # 5 resets the mark of the resident memory on Linux; elsewhere, or if it is not allowed, the mark stays.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+    @staticmethod
+    def peak_mb() -> float:
+        """In MB."""
+        with contextlib.suppress(OSError):
+            for line in Path("/proc/self/status").read_text().splitlines():
+                if line.startswith("VmHWM:"):
+                    return int(line.split()[1]) / 2**10
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak / 2**20 if sys.platform == "darwin" else peak / 2**10

@@ -42,6 +42,9 @@ class Screen:
             if problem:
                 return f"entry {key!r}: {problem}", None
         problem = _unfit(update.state, "private state ")
+        told = update.note.get("validation_loss", 0.0)
+        if not problem and (isinstance(told, bool) or not isinstance(told, int | float)):
+            problem = f"note 'validation_loss' must be a number; got {type(told).__name__}"
         return (problem, None) if problem else (None, doubt)
 
     def _values(self, key: str, part: Part, old: Entry | None) -> tuple[str | None, str | None]:
@@ -123,7 +126,7 @@ def _finite(value: Tensor | float) -> bool:
 
 
 def diverged(before: Mapping[str, Entry], after: Mapping[str, Entry]) -> list[str]:
-    """The changed entries whose vector, buffers or server numbers are no longer finite after the merge."""
+    """The changed entries whose vector, buffers, extra or server numbers are no longer finite after the merge."""
     found = []
     for key, entry in after.items():
         if before.get(key) is entry:

@@ -155,7 +155,7 @@ def assemble(config: Config, dataset: Dataset | None = None) -> Setup:
         parts.append(registry.build(part, settings, **offered))
     own = {name: value for name, value in config.method.items() if name not in METHOD_PARTS}
     method = registry.build("method", own, world, learner, *parts)
-    context = Context(world, stream, method, config.evaluate, method.warmup)
+    context = Context(world, stream, method, config.evaluate)
     measures = {name: registry.build("measure", {"kind": name}, context) for name in config.evaluate.measures}
     selection = Selection(config.participation, stream.clients, lambda c: len(stream.holding(c, 1).train))
     return Setup(config, dataset, stream, world, method, measures, selection)

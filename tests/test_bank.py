@@ -7,8 +7,10 @@ import math
 import pytest
 import torch
 
+from shoal import registry
 from shoal.bank import Bank, Buffers, Entry
-from shoal.messages import Assignment, Part, Update, grouped
+from shoal.messages import Assignment, Group, Part, Update, grouped
+from shoal.methods.base import merge_buffers
 
 
 def entry(n: int = 3) -> Entry:
@@ -62,3 +64,27 @@ def test_updates_are_grouped_by_entry_with_weights_and_the_mean_reported_loss() 
     assert groups["y"].weights == (30.0, 5.0)
     assert groups["y"].reported == 2.0
     assert math.isnan(grouped([Update({"x": a}, weight=1)])["x"].reported)
+
+
+def test_a_bank_that_was_not_made_by_put_still_tells_changed_entries() -> None:
+    bank = Bank().put({"a": entry(), "b": entry()}, seen=1)
+    by_put = bank.put({"a": entry()})
+    assert bank.followed_by(by_put) is by_put
+    by_hand = bank.followed_by(Bank({"b": bank["b"], "a": bank["a"].new(weight=2.0), "c": entry()}))
+    assert list(by_hand.entries) == ["b", "a", "c"]
+    assert by_hand["b"] is bank["b"]
+    assert {by_hand["a"].version, by_hand["c"].version} == {3, 4}
+    assert (by_hand.clock, dict(by_hand.memory)) == (4, {})
+    assert list(bank.followed_by(Bank({"a": bank["a"]})).entries) == ["a"]
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("weighted", 9.9), ("uniform", 5.0)])
+def test_buffers_are_averaged_as_the_model_is(kind: str, expected: float) -> None:
+    mean = registry.build("mean", {"kind": kind})
+    parts = tuple(Part(torch.tensor([v]), Buffers(torch.tensor([v]))) for v in (0.0, 10.0))
+    group = Group(parts, (1.0, 99.0))
+    old = Entry(torch.zeros(1), buffers=Buffers(torch.zeros(1)))
+    assert float(mean.combine(old, group)) == pytest.approx(expected)
+    merged = merge_buffers(old.buffers, group, mean.weights(group))
+    assert merged.floats is not None
+    assert float(merged.floats) == pytest.approx(expected)

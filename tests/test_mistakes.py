@@ -242,7 +242,7 @@ def test_batch_normalisation_with_single_rows_is_refused_or_named(tmp_path: Path
     changes = {"stream.partition": sizes, "stream.validation": 0}
     result = library.run(config, changes, out=tmp_path / "b", data=images)
     assert result.summary["problems"]["clients"]["skipped"] == [0, 1]
-    assert "took no step" in result.summary["first_problem"]
+    assert "took no training step" in result.summary["first_problem"]
     assert result.summary["updates"] == 2
 
 
@@ -252,3 +252,56 @@ def test_a_sweep_refuses_an_edited_configuration(here: Path) -> None:
     parent.write_yaml("config.yaml", {**parent.config(), "local": {"lr": 0.3}})
     with pytest.raises(RunError, match=r"local.lr \(0.05 -> 0.3\)"):
         api.resume("many")
+
+
+def test_a_second_process_is_kept_out_of_a_whole_sweep(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play = Experiment.play
+    tried: list[str] = []
+
+    def meanwhile(self: Experiment, state: Any) -> Any:
+        for again in (
+            lambda: library.run(SMALL, {"seeds": [0, 1]}, out="many", force=True),
+            lambda: api.resume("many"),
+        ):
+            with pytest.raises(RunError, match="another process"):
+                again()
+            tried.append("x")
+        return play(self, state)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Experiment, "play", meanwhile)
+        library.run(SMALL, {"seeds": [0, 1], "rounds": 1}, out="many")
+    assert len(tried) == 4
+
+
+def test_force_replaces_old_runs_even_where_the_sweep_lost_its_configuration(here: Path) -> None:
+    library.run(SMALL, {"seeds": [0], "rounds": 1}, out="many")
+    (here / "many" / "config.yaml").unlink()
+    again = library.run(SMALL, {"seeds": [0], "rounds": 2}, out="many", force=True)
+    assert again.runs["run/0"].summary["rounds"] == 2
+
+
+def test_an_infinite_alpha_survives_a_resume(here: Path) -> None:
+    partition = {"kind": "dirichlet", "by": "class", "alpha": float("inf")}
+    library.run(SMALL, {"stream.partition": partition}, out="a")
+    (here / "a" / "summary.json").unlink()
+    assert RunFolder(here / "a").config()["stream"]["partition"]["alpha"] == float("inf")
+    assert api.resume("a").summary["finished"]
+
+
+def test_a_part_added_to_the_configuration_is_an_edit(here: Path) -> None:
+    library.run(SMALL, {"method": "fedadam"}, out="a")
+    (here / "a" / "summary.json").unlink()
+    folder = RunFolder(here / "a")
+    config = folder.config()
+    config["method"]["server"]["calibration"] = {"kind": "softplus", "beta": 10.0}
+    folder.write_yaml("config.yaml", config)
+    with pytest.raises(RunError, match="method.server.calibration"):
+        api.resume("a")
+
+
+def test_a_report_that_is_missing_is_written_by_a_resume(here: Path, shoal: Shoal) -> None:
+    library.run(SMALL, out="a")
+    (here / "a" / "report.html").unlink()
+    assert shoal("resume", "a").code == 0
+    assert (here / "a" / "report.html").exists()

@@ -65,3 +65,20 @@ def test_the_domains_of_pacs_are_tasks(real_data: Path, tmp_path: Path) -> None:
     assert set(result.summary["accuracy_by_target"]) == {f"task={t}" for t in range(4)}
     (first,) = [line for line in shoal.api.RunFolder(result.folder).lines() if line.get("record") == "stream"]
     assert sorted(first["task_names"]) == ["art_painting", "cartoon", "photo", "sketch"]
+
+
+@pytest.mark.long
+def test_the_fashion_recipe_as_it_is(tmp_path: Path) -> None:
+    if not FASHION.is_dir():
+        pytest.skip(f"{FASHION} is not there: install the package dataset-fashion-mnist")
+    result = shoal.run("fashion-async", {"data.path": str(FASHION)}, out=tmp_path / "run")
+    assert result.summary["rounds"] == 20
+    # Two classes a task: chance is 0.5.
+    assert min(result.summary["accuracy_by_target"].values()) > 0.85
+
+
+@pytest.mark.long
+def test_the_cifar_recipe_as_it_is(real_data: Path, tmp_path: Path) -> None:
+    result = shoal.run("cifar10-async", {"data.root": str(real_data)}, out=tmp_path / "run")
+    assert result.summary["rounds"] == 20
+    assert min(result.summary["accuracy_by_target"].values()) > 0.55

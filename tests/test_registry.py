@@ -40,6 +40,13 @@ class Scheduled(ServerOptimizer):
         return mean, {}
 
 
+class Loose:
+    """A part with settings that say nothing of their type."""
+
+    def __init__(self, *, keep=True, how=None):  # type: ignore[no-untyped-def]
+        self.keep, self.how = keep, how
+
+
 class Nova(Mean):
     """A mean that asks for the local settings."""
 
@@ -129,3 +136,16 @@ def test_every_registered_part_can_be_found_and_says_what_it_is(part: str) -> No
         target = registry.find(part, kind)
         assert (target.__doc__ or "").strip(), f"{part} {kind} has no docstring"
         assert getattr(target, "part", part) == part
+
+
+def test_settings_without_a_type_take_anything() -> None:
+    assert registry.resolve("server", {"kind": f"{HERE}:Loose"})["keep"] is True
+    assert registry.resolve("server", {"kind": f"{HERE}:Loose", "keep": False, "how": [1]})["how"] == [1]
+
+
+def test_a_class_inside_something_else_cannot_be_registered() -> None:
+    class Inside:
+        """Here."""
+
+    with pytest.raises(ConfigError, match="a part stands in its module"):
+        registry.register("server", "inside")(Inside)

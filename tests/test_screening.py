@@ -45,6 +45,7 @@ def test_a_good_update_passes() -> None:
         (replace(GOOD, weight=-1.0), "weight"),
         (replace(GOOD, weight=NAN), "weight"),
         (replace(GOOD, weight=INF), "weight"),
+        (replace(GOOD, note={"validation_loss": "low"}), "must be a number; got str"),
         (part(vector=torch.tensor([0.0, NAN, 0.0])), "the vector is not finite"),
         (part(vector=torch.tensor([0.0, 0.0, -INF])), "the vector is not finite"),
         (part(vector=torch.zeros(4)), "must have 3 numbers; got 4"),

@@ -130,7 +130,7 @@ def assemble(
         offset=torch.from_numpy(offset),
         columns={c: Column(torch.from_numpy(codes), names) for c, (codes, names) in rows.columns.items()},
         peak=rows.peak,
-        fingerprint=_fingerprint(rows, train, held),
+        fingerprint=_fingerprint(rows, train, held, scale, offset),
     )
 
 
@@ -140,8 +140,8 @@ def _cut(rows: Array, limit: int | None, seed: int, purpose: str) -> Array:
     return np.sort(generator(seed, purpose).permutation(rows)[:limit])
 
 
-def _fingerprint(rows: Decoded, train: Array, test: Array) -> str:
-    parts: list[Any] = [rows.classes, rows.peak, digest(train), digest(test)]
+def _fingerprint(rows: Decoded, *arrays: Array) -> str:
+    parts: list[Any] = [rows.classes, rows.peak, *(digest(array) for array in arrays)]
     parts += [rows.digests.get(key) or digest(array) for key, array in rows.arrays().items()]
     parts += [(column, names) for column, (_, names) in rows.columns.items()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]

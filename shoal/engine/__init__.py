@@ -23,6 +23,9 @@ def make_engine(execution: Execution, models: Mapping[str, Model], dataset: Data
         # The fastest convolution may differ from run to run; the same bits are worth more.
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
+        # float32 means float32: TF32 has ten bits of mantissa.
+        torch.backends.cudnn.allow_tf32 = False
+        torch.backends.cuda.matmul.allow_tf32 = False
     if execution.kind == "serial":
         return Serial(models, dataset, device, execution.precision, loss)
     return Workers(models, dataset, device, execution.precision, loss, workers=execution.workers)

@@ -56,7 +56,7 @@ class Engine:
         """Ends the engine's threads."""
 
     def describe(self) -> str:
-        """For ``summary.json``: the kind, its size, device and precision."""
+        """For ``summary.json``: the kind, device and precision. Not the size, which no number depends on."""
         raise NotImplementedError
 
 

@@ -51,8 +51,11 @@ class Workspace:
                 f"got a vector of shape {tuple(served.vector.shape)}"
             )
         self.vector.copy_(served.vector)
-        # A model that brings no buffers starts from fresh ones, never from the last client's.
-        self.model.buffers.write(self.module, self.defaults if served.buffers.empty else served.buffers)
+        # What a model does not bring starts fresh, never from the last client's.
+        own, fresh = served.buffers, self.defaults
+        floats = fresh.floats if own.floats is None else own.floats
+        counters = fresh.counters if own.counters is None else own.counters
+        self.model.buffers.write(self.module, Buffers(floats, counters))
         if self.module.training != training:  # walking through the layers costs as much as a step of a small model
             set_mode(self.module, training)
         with place_constants(self.module, served.constants):
@@ -100,8 +103,8 @@ class Kernel:
 
     def fit(self, request: Fit, client: Client, crash: bool = False) -> FitResult:
         """Trains as the request says. With ``crash`` the client fails after half of its steps."""
-        space = self.workspace(request.start.model).model.space
         work = self.workspace(request.start.model)
+        space = work.model.space
         rng = client.random(request.purpose)
         coupled = work.model.batch_coupled
         count = total_steps(len(request.rows), request.batch, request.epochs, request.steps, coupled)
@@ -261,7 +264,8 @@ class Kernel:
 
             def one(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
                 values = {f"module.{name}": space.view(vector, name) for name in space.names}
-                result: Tensor = torch.func.functional_call(wrapped, values, (x[None], y[None]))
+                with self._cast():
+                    result: Tensor = torch.func.functional_call(wrapped, values, (x[None], y[None]))
                 return result
 
             each = torch.func.vmap(torch.func.grad(one), (None, 0, 0))

@@ -15,7 +15,7 @@ from ..learners.base import Learner
 from ..messages import Assignment, Client, Group, Participant, Update, World, grouped
 from ..randomness import Moment, generator
 from ..requests import Evaluate, Request, Served
-from ..server.base import Mean, ServerOptimizer
+from ..server.base import Mean, ServerOptimizer, shares
 
 Program = Generator[Request, Any, Update]
 
@@ -121,23 +121,21 @@ class Method:
             new = old.new(
                 vector=vector,
                 server=server,
-                buffers=merge_buffers(old.buffers, sent),
+                buffers=merge_buffers(old.buffers, sent, self.mean.weights(sent)),
                 weight=float(np.sum(weights)),
             )
         extras = {**old.extra, **self.learner.extra(key, old, new, group, when), **(extra or {})}
         return new.new(extra={name: value for name, value in extras.items() if value is not None})
 
 
-def merge_buffers(old: Buffers, group: Group) -> Buffers:
-    """The mean of the float buffers with the parts' weights, and the maximum of the counters.
+def merge_buffers(old: Buffers, group: Group, weights: Sequence[float] | None = None) -> Buffers:
+    """The mean of the float buffers with these weights (the group's), and the maximum of the counters.
 
     Buffers never pass through a server optimiser: a momentum step can drive a variance below zero.
     """
-    weights = np.asarray(group.weights, dtype=np.float64)
-    weights = weights / weights.sum()
     floats = counters = None
     if old.floats is not None:
-        known = [(p.buffers.floats, w) for p, w in zip(group.parts, weights, strict=True)]
+        known = [(p.buffers.floats, w) for p, w in zip(group.parts, shares(weights or group.weights), strict=True)]
         total = torch.zeros_like(old.floats, dtype=torch.float64)
         share = 0.0
         for values, weight in known:

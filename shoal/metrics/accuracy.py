@@ -9,9 +9,9 @@ from typing import Any
 
 from ..bank import Bank, Key
 from ..requests import Served
-from ..streams.base import Target
+from ..streams.base import Target, phase_of
 from .base import Line, Measure, Seen
-from .transfer import needed, phase_of
+from .transfer import needed
 from .values import finite, mean
 
 TAIL = 5

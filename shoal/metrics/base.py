@@ -28,7 +28,6 @@ class Context:
     stream: Stream
     method: Method
     evaluate: Evaluation
-    warmup: int = 0
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..streams.base import phase_of
 from .base import Line, Measure
 from .values import finite, mean
 
@@ -49,11 +50,6 @@ class Change(NamedTuple):
     """Whether the task was trained before the boundary and again in the phase after it."""
     values: tuple[float | None, ...]
     """``change_1`` to ``change_5``; shorter where the run ends, ``None`` where a cell is missing."""
-
-
-def phase_of(round: int, boundaries: Sequence[int]) -> int:
-    """The phase of a round, from 0."""
-    return sum(1 for last in boundaries if round > last)
 
 
 def first_trained(trained: Mapping[int, Collection[int]], boundaries: Sequence[int]) -> dict[int, dict[int, int]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
+from ..loading import leaves
 from .load import Runs
 from .parts import Section, code, folded, note, paragraph, table
 
@@ -40,17 +40,6 @@ def _differences(runs: Runs) -> str:
         return ""
     rows = [[variant, *(found.get(key, "-") for key in unlike)] for variant, found in settings.items()]
     return table("In what the variants differ", ["Variant", *unlike], rows, tuple(range(len(unlike) + 1)))
-
-
-def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Every setting by its dotted name, as JSON writes it."""
-    found: dict[str, str] = {}
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            found |= leaves(value, f"{prefix}{name}.")
-        else:
-            found[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value, default=str)
-    return found
 
 
 def _environment(runs: Runs) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..comparison import COLUMNS, rows
+from .comparison import COLUMNS, rows
 from .load import Run, Runs
 from .numbers import describe, written
 from .parts import Section, bullets, note, table

@@ -6,7 +6,6 @@ in `SECTIONS`. A section with an empty body is left out.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from plotly.offline import get_plotlyjs
 
-from ..comparison import compare_runs
+from ..files import write_atomically
 from . import (
     accuracy,
     configuration,
@@ -28,6 +27,7 @@ from . import (
     timeline,
     transfer,
 )
+from .comparison import compare_runs
 from .load import Runs, read
 from .parts import Section, esc
 
@@ -53,9 +53,7 @@ def write_report(folder: Path | str) -> Path:
     folder = Path(folder)
     text = page(read(folder))
     path = folder / "report.html"
-    draft = path.with_suffix(".html.part")
-    draft.write_text(text, encoding="utf-8")
-    os.replace(draft, path)
+    write_atomically(path, text.encode())
     return path
 
 

@@ -121,10 +121,12 @@ class Adaptive(RatedServer):
         second = {name: v.clamp(max=_LARGEST) for name, v in self.second(kept, squared).items()}
         steps = kept["steps"] + 1
         server = {**old.server, "m": m, **second, "steps": steps}
-        rate = self.rate(when)
-        if self.bias_correction:
-            rate /= 1 - self.beta1 ** int(steps)
+        rate = self._corrected(self.rate(when), int(steps))
         return old.vector.addcdiv(m, self.denominator(server), value=rate), server
+
+    def _corrected(self, rate: float, steps: int) -> float:
+        """The rate that the momentum is multiplied by in the entry's step of this number."""
+        return rate / (1 - self.beta1**steps) if self.bias_correction else rate
 
     def denominator(self, server: Mapping[str, Tensor]) -> Tensor:
         """The denominator, from an entry's server numbers after a step."""
@@ -137,7 +139,8 @@ class Adaptive(RatedServer):
         """The rate over the denominator, of the entry's shape; ``None`` before the entry's first step."""
         if not self._continues(entry):
             return None
-        return (self.lr if when is None else self.rate(when)) / self.denominator(entry.server)
+        rate = self._corrected(self.lr if when is None else self.rate(when), int(entry.server["steps"]))
+        return rate / self.denominator(entry.server)
 
     def _continues(self, entry: Entry) -> bool:
         sized = (entry.server.get(name) for name in ("m", *self.moments))
@@ -160,7 +163,7 @@ class Adaptive(RatedServer):
             "v_init": self.v_init,
             "v0": self.v0,
             "bias_correction": self.bias_correction,
-            "first_effective_step": self.lr / float(first),
+            "first_effective_step": self._corrected(self.lr, 1) / float(first),
         }
 
 

@@ -7,9 +7,10 @@ A mean or a server optimiser whose ``__init__`` has a parameter ``world`` or ``l
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from ..bank import Entry
@@ -17,10 +18,23 @@ from ..messages import Group
 from ..randomness import Moment
 
 
+def shares(weights: Sequence[float]) -> list[float]:
+    """Weights as shares that sum to one, in float64; ``ValueError`` unless all are positive and finite."""
+    given = np.asarray(weights, dtype=np.float64)
+    if not given.size or not np.isfinite(given).all() or given.min() <= 0:
+        raise ValueError(f"a mean needs at least one weight, all positive and finite; got {list(weights)}")
+    scaled = given / given.max()  # First, because the sum of huge weights would overflow.
+    return [float(w) for w in scaled / scaled.sum()]
+
+
 class Mean:
     """How the clients' answers for one entry become one vector."""
 
     part: ClassVar[str] = "mean"
+
+    def weights(self, group: Group) -> Sequence[float]:
+        """One weight per part, before normalisation; float buffers are averaged with them, whatever the mean is."""
+        return group.weights
 
     def combine(self, old: Entry, group: Group) -> Tensor:
         """The mean of the parts' vectors, float32, of the old vector's size. Parts that are equal come back

@@ -10,26 +10,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ..bank import Entry
 from ..errors import ConfigError
-from ..messages import Group
-from .base import Mean
+from ..messages import Group, World
+from .base import Mean, shares
 
 BLOCK = 1 << 16
 """Coordinates that are averaged at a time."""
-
-
-def shares(weights: Sequence[float]) -> list[float]:
-    """Weights as shares that sum to one, in float64; ``ValueError`` unless all are positive and finite."""
-    given = np.asarray(weights, dtype=np.float64)
-    if not given.size or not np.isfinite(given).all() or given.min() <= 0:
-        raise ValueError(f"a mean needs at least one weight, all positive and finite; got {list(weights)}")
-    scaled = given / given.max()  # First, because the sum of huge weights would overflow.
-    return [float(w) for w in scaled / scaled.sum()]
 
 
 def sent(old: Entry, group: Group) -> list[tuple[Tensor, Tensor | None]]:
@@ -102,10 +92,6 @@ class Weighted(Mean):
     Paper: McMahan et al. (2017), algorithm 1. The weights are normalised over those who answered.
     """
 
-    def weights(self, group: Group) -> Sequence[float]:
-        """One weight per part, before normalisation."""
-        return group.weights
-
     def combine(self, old: Entry, group: Group) -> Tensor:
         """The weighted mean of the parts; see `average`."""
         return average(old, group, self.weights(group))
@@ -131,7 +117,7 @@ class Listed(Weighted):
     weights, and `ConfigError` when a client answers that has none.
     """
 
-    def __init__(self, *, weights: list[float] | dict[int, float]) -> None:
+    def __init__(self, world: World | None = None, *, weights: list[float] | dict[int, float]) -> None:
         items = weights.items() if isinstance(weights, Mapping) else enumerate(weights)
         self.listed: dict[int, float] = {int(client): float(weight) for client, weight in items}
         wrong = {c: w for c, w in self.listed.items() if not 0 < w < math.inf}
@@ -140,6 +126,10 @@ class Listed(Weighted):
                 f"weights must list at least one client, with positive and finite numbers only; got "
                 f"{wrong or weights}. To leave a client out, give it participation.probabilities 0"
             )
+
+        unlisted = [c for c in range(0 if world is None else world.clients) if c not in self.listed]
+        if unlisted:
+            raise ValueError(f"weights: every client needs a weight; none for client {_brief(unlisted)}")
 
     def weights(self, group: Group) -> Sequence[float]:
         """The listed weight of each client, times its draws."""

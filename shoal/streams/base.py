@@ -39,6 +39,11 @@ class Target:
     stamp: int = 0
 
 
+def phase_of(round: int, boundaries: Sequence[int]) -> int:
+    """The phase of a round, from 0, where these are the last rounds of all phases but the last."""
+    return sum(1 for last in boundaries if round > last)
+
+
 class Stream:
     """What each client holds, and when.
 
@@ -72,7 +77,7 @@ class Stream:
 
     def phase(self, round: int) -> int:
         """The phase of a round, from 0; phase ``p`` ends with round ``boundaries[p]``."""
-        return sum(1 for last in self.boundaries if round > last)
+        return phase_of(round, self.boundaries)
 
     def notes(self) -> list[str]:
         """Remarks for the user: what was rounded, dropped or left empty. Shown by ``shoal show`` and in the report."""

@@ -62,8 +62,9 @@ def test_a_state_comes_back_to_the_bit(tmp_path: Path) -> None:
 
 def test_it_splits_above_the_limit_only(tmp_path: Path) -> None:
     state = first_state()
-    # global 4 * (50 + 4 + 50) + 8 (a counter); client/1 4 * (50 + 50) + 8 (steps); clients 4 * 50 and 4 * 3.
-    size = 424 + 408 + 200 + 12
+    # global 4 * (50 + 4 + 50) + 8 (a counter); client/1 4 * (50 + 50) + 8 (steps); clients 4 * 50 and 4 * 3,
+    # memory 4 * 2.
+    size = 424 + 408 + 200 + 12 + 8
     Checkpoints(tmp_path / "one", split_bytes=size).save(state)
     assert not (tmp_path / "one/parts").exists()
     Checkpoints(tmp_path / "many", split_bytes=size - 1).save(state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from shoal.engine import Engine, Serial, Workers, make_engine, one_torch_thread
 from shoal.engine.base import find_device
 from shoal.errors import ConfigError
 from shoal.experiment import Experiment
+from shoal.requests import Evaluate
 from shoal.setup import Setup, assemble, resolve_config
 
 CONFIG: dict[str, Any] = {
@@ -76,22 +78,32 @@ def test_two_torch_threads_would_not_have_the_same_bits() -> None:
         assert torch.equal(experiment.play(start).state.bank["global"].vector, ends[0])
 
 
-def test_an_interrupt_leaves_the_workers_fit_for_the_next_round() -> None:
+def test_an_interrupt_gives_the_round_up_and_leaves_the_workers_fit() -> None:
     setup = assemble(resolve_config(CONFIG), images())
     engine = made(setup, kind="workers", workers=2)
     experiment = Experiment(setup, engine)
-    state = experiment.start()
-    started = threading.Event()
+    job = experiment_job(experiment, experiment.start())
+    asked: list[int] = []
+    waiting = threading.Event()
 
-    def interrupting(*arguments: Any) -> Any:
-        started.set()
+    def endless(given: Any, client: Any) -> Any:
+        while True:  # ends only because the engine asks it to
+            asked.append(1)
+            waiting.set()
+            yield Evaluate((), client.train[:0])
+
+    def interrupting(given: Any, client: Any) -> Any:
+        waiting.wait()
         raise KeyboardInterrupt
 
-    given = [experiment_job(experiment, state)]
+    def either(given: Any, client: Any) -> Any:
+        return interrupting(given, client) if client.id == 99 else endless(given, client)
+
+    stops = replace(job, client=replace(job.client, id=99))
     with pytest.raises(KeyboardInterrupt):
-        engine.run(interrupting, given)
-    assert started.is_set()
-    assert engine.run(setup.method.train, given)[0].answer.parts  # type: ignore[union-attr]
+        engine.run(either, [stops, job, job, job])
+    assert asked
+    assert engine.run(setup.method.train, [job])[0].answer.parts  # type: ignore[union-attr]
     engine.close()
 
 

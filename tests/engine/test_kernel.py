@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shoal.bank import Entry
+from shoal.bank import Buffers, Entry
 from shoal.data.dataset import Dataset
 from shoal.engine.kernel import Kernel, SimulatedCrash, cosine_distance
 from shoal.engine.plan import plan
@@ -339,3 +339,20 @@ def test_a_purpose_may_be_used_once() -> None:
     one.random("fit")
     with pytest.raises(ValueError, match="purpose 'fit' used twice by client 3"):
         one.random("fit")
+
+
+def test_buffers_that_are_not_brought_start_fresh() -> None:
+    model = Model("main", lambda: nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6, momentum=None), nn.Linear(6, 3)))
+    start = model.initial(generator(0))
+    fit = Fit(Served.of(start), torch.arange(ROWS), batch=8)
+    half = replace(fit, start=replace(fit.start, buffers=Buffers(start.buffers.floats, None)))
+    fresh = Kernel({"main": model}, table(), CPU).fit(half, client()).buffers
+    used = Kernel({"main": model}, table(), CPU)
+    used.fit(fit, client())
+    after_another = used.fit(half, client()).buffers
+    assert fresh.counters is not None
+    assert after_another.counters is not None
+    assert fresh.counters.tolist() == after_another.counters.tolist() == [5]
+    assert fresh.floats is not None
+    assert after_another.floats is not None
+    assert torch.equal(fresh.floats, after_another.floats)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from report_folders import write_run, write_sweep
 
-from shoal.comparison import compare, rows
 from shoal.errors import RunError
+from shoal.report.comparison import compare, rows
 from shoal.report.load import read
 from shoal.report.numbers import NUMBERS, describe, flat, written
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from shoal.comparison import findings, run_findings
+from shoal.report.comparison import findings, run_findings
 
 KEYS = {"net": "bwt_f.seen_per_event", "worst1": "bwt_f.worst@1", "worst5": "bwt_f.worst@5"}
 LOSE = "tasks that were trained before and are trained again lose"

@@ -74,7 +74,7 @@ def test_what_is_told_is_json_and_complete() -> None:
 def test_bias_correction_starts_at_zero() -> None:
     told = made("server", {"kind": "adam", "tau": 0.1, "bias_correction": True}).describe()
     assert (told["v_init"], told["v0"], told["tau"]) == ("zero", 0.0, 0.1)
-    assert told["first_effective_step"] == pytest.approx(1.0)  # 0.1 / 0.1
+    assert told["first_effective_step"] == pytest.approx(10.0)  # 0.1 / (1 - 0.9) / 0.1
 
 
 @pytest.mark.parametrize(

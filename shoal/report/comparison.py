@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .report.load import Run, Runs, read
-from .report.numbers import describe, flat, written
-from .report.sentences import SKIPPED, findings, run_findings
+from .load import Run, Runs, read
+from .numbers import describe, flat, written
+from .sentences import SKIPPED, findings, run_findings
 
 __all__ = ["COLUMNS", "SHORT", "compare", "compare_runs", "findings", "rows", "run_findings"]
 

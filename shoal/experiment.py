@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from .bank import Bank, Key, State, Value
 from .engine.base import Engine
 from .messages import Assignment, Client, Failure, Job, Outcome, Participant, Update
@@ -177,6 +179,12 @@ class Experiment:
         if not isinstance(merged, Bank):
             raise TypeError(f"merge must give a Bank; got {type(merged).__name__}")
         merged = bank.followed_by(merged)
+        for key, entry in merged.entries.items():
+            if entry.vector.dtype != torch.float32 or entry.vector.dim() != 1:
+                raise TypeError(
+                    f"merge made entry {key!r} {entry.vector.dtype} of shape {tuple(entry.vector.shape)}; "
+                    f"vectors are flat float32 (look at the mean and the server optimiser)"
+                )
         lost = diverged(bank.entries, merged.entries)
         if lost:
             why = "not finite after the merge; it is undone"

@@ -134,15 +134,28 @@ def _part_of(annotation: Any) -> str | None:
     return None
 
 
+def _annotation(function: Any, name: str, parameter: inspect.Parameter) -> Any:
+    """A parameter's annotation, evaluated; those of other parameters may be there for type checkers only."""
+    annotation = Any if parameter.annotation is inspect.Parameter.empty else parameter.annotation
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, getattr(function, "__globals__", {}))
+    except (NameError, AttributeError, TypeError, SyntaxError) as error:
+        raise ConfigError(
+            f"the setting {name!r} of {getattr(function, '__qualname__', function)} has the annotation "
+            f"{annotation!r}, which cannot be evaluated: {error}; import it outside TYPE_CHECKING"
+        ) from None
+
+
 @functools.cache
 def settings_of(target: Callable[..., Any]) -> dict[str, Setting]:
     """The settings of a part: the keyword-only parameters of the function or of the class's ``__init__``."""
     function: Any = inspect.getattr_static(target, "__init__") if isinstance(target, type) else target
-    hints = typing.get_type_hints(function, include_extras=True)
     found: dict[str, Setting] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            annotation = hints.get(name, Any)
+            annotation = _annotation(function, name, parameter)
             default = ... if parameter.default is inspect.Parameter.empty else parameter.default
             found[name] = Setting(annotation, default, _part_of(annotation))
     return found
@@ -222,6 +235,12 @@ def resolve(
     settings = settings_of(target)
     nested = {name: setting for name, setting in settings.items() if setting.part is not None}
     own = {name: value for name, value in given.items() if name not in ("kind", *nested, *extra)}
+    positional = [name for name in own if name not in settings and name in inspect.signature(target).parameters]
+    if positional:
+        raise ConfigError(
+            f"{where}.{positional[0]}: {kind} takes it as a positional parameter; settings are keyword-only, "
+            f"put it after * in the signature"
+        )
     try:
         checked = _schema(target)(**own)
     except pydantic.ValidationError as error:

@@ -156,7 +156,9 @@ def _same_world(folder: RunFolder, setup: Setup, progress: Quiet) -> None:
 def _go(setup: Setup, folder: RunFolder, state: State | None, progress: Quiet) -> None:
     config = setup.config
     with one_torch_thread():
-        engine = make_engine(config.execution, setup.world.models, setup.stream.dataset, config.local.loss)
+        engine = make_engine(
+            config.execution, setup.world.models, setup.stream.dataset, config.local.loss, config.local.loss_args
+        )
         try:
             experiment = Experiment(setup, engine)
             if state is None:

@@ -14,7 +14,7 @@ from .data.dataset import Dataset
 from .engine.augment import augmentation
 from .engine.base import find_device
 from .errors import ConfigError
-from .losses import loss_of
+from .losses import check_arguments
 from .messages import World
 from .methods.base import Method
 from .metrics.base import Context, Measure
@@ -74,7 +74,7 @@ def resolve_config(raw: Mapping[str, Any]) -> Config:
     learner = registry.resolve("learner", config.local.learner, "local.learner", default="plain")
     for name in config.local.augment:
         augmentation(name)
-    loss_of(config.local.loss)
+    check_arguments(config.local.loss, config.local.loss_args)
     for name in config.evaluate.measures:
         registry.find("measure", name)
     find_device(config.execution.device)

@@ -44,7 +44,8 @@ def summarise(folder: str | Path) -> dict[str, Any]:
     lines = run.lines()
     measured: dict[str, Any] = {}
     for kind in config["evaluate"]["measures"]:
-        measured |= cast("type[Measure]", find("measure", kind)).summarise(lines)
+        # A number belongs to the measure that gave it first: a later one cannot replace it.
+        measured = {**cast("type[Measure]", find("measure", kind)).summarise(lines), **measured}
     done = max((line["round"] for line in lines if line.get("record") == "round"), default=0)
     started = any(line.get("record") == "stream" for line in lines)
     model = next((line for line in lines if line.get("record") == "model"), {})

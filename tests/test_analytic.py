@@ -45,7 +45,7 @@ class Slope(Loss):
         out: Tensor = module(x).mean()
         return out
 
-    def score(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def score(self, outputs: Tensor, y: Tensor, **args: Any) -> tuple[Tensor, Tensor]:
         flat = outputs[:, 0].float()
         return flat, (flat > 0).float()
 

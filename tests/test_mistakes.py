@@ -296,7 +296,7 @@ def test_a_part_added_to_the_configuration_is_an_edit(here: Path) -> None:
     config = folder.config()
     config["method"]["server"]["calibration"] = {"kind": "softplus", "beta": 10.0}
     folder.write_yaml("config.yaml", config)
-    with pytest.raises(RunError, match="method.server.calibration"):
+    with pytest.raises(RunError, match=r"method\.server\.calibration"):
         api.resume("a")
 
 

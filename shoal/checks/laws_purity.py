@@ -83,6 +83,17 @@ def _sizes(entry: Entry) -> list[Any]:
 
 
 @law("run")
+def the_configured_server_is_used(case: Case) -> None:
+    """Half the server's step gives other models: a method merges through `merge_entry`, and so through its parts."""
+    case.clean()
+    mean = {"kind": "weighted"}
+    runs = [
+        case.play(case.setup(method={"mean": mean, "server": {"kind": "sgd", "lr": lr}}), rounds=1) for lr in (1.0, 0.5)
+    ]
+    require(runs[0].models[-1] != runs[1].models[-1], "a server with half the rate gave the same models")
+
+
+@law("run")
 def equal_updates_come_back(case: Case) -> None:
     """Where the server is a mean, a model that all clients send comes back bit for bit, whoever is missing.
 

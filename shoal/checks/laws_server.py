@@ -79,7 +79,8 @@ def the_first_step_goes_the_clients_way(server: ServerOptimizer) -> None:
     for scale in (1e-4, 1.0):
         old, change = Entry(_tensor(0)), _tensor(1, scale=scale)
         moved = _step(server, old, old.vector + change).vector.double() - old.vector.double()
-        require(float(moved @ change.double()) > 0, f"a change of size {scale:g} moved the entry the other way")
+        # Not at all is allowed: a schedule may warm up from zero.
+        require(float(moved @ change.double()) >= 0, f"a change of size {scale:g} moved the entry the other way")
 
 
 @law("server")

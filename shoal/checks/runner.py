@@ -41,10 +41,10 @@ def subjects(part: str, kind: str, example: Example) -> Iterator[tuple[str, Any]
         case = Case(method=settings) if part == "method" else Case(learner=settings)
         yield "run", case if example.model is None else replace(case, model=example.model, needs_model=True)
     elif part == "mean":
-        yield "mean", registry.build("mean", resolved)
+        yield "mean", registry.build("mean", resolved, **_offered("mean", kind))
         yield "paired", Case(method={"kind": "fedavg", "mean": settings})
     elif part == "server":
-        yield "server", registry.build("server", resolved)
+        yield "server", registry.build("server", resolved, **_offered("server", kind))
         yield "paired", Case(method={"kind": "fedavg", "server": settings})
     elif part == "calibration":
         yield "calibration", registry.build("calibration", resolved)
@@ -58,6 +58,13 @@ def subjects(part: str, kind: str, example: Example) -> Iterator[tuple[str, Any]
         make = partial(registry.build, "partition", resolved)
         yield "partition", PartitionCase(make, example.shares_rows, example.leaves_rows, clients)
         yield "stream", _stream_case({"kind": "static", "clients": clients, "partition": settings}, example)
+
+
+def _offered(part: str, kind: str) -> dict[str, Any]:
+    """What a mean or a server optimiser is given where it asks for it: a long run, so that the few steps that the laws
+    take are in the middle of a schedule."""
+    setup = Case().setup()
+    return registry.accepted(part, kind, world=replace(setup.world, rounds=100), local=setup.config.local)
 
 
 def _stream_case(settings: dict[str, Any], example: Example) -> StreamCase:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -16,8 +17,14 @@ from .workers import Workers
 __all__ = ["Engine", "Serial", "Workers", "make_engine", "one_torch_thread"]
 
 
-def make_engine(execution: Execution, models: Mapping[str, Model], dataset: Dataset, loss: str) -> Engine:
-    """The engine that a configuration asks for."""
+def make_engine(
+    execution: Execution,
+    models: Mapping[str, Model],
+    dataset: Dataset,
+    loss: str = "cross_entropy",
+    loss_args: Mapping[str, Any] | None = None,
+) -> Engine:
+    """The engine that a configuration asks for; ``loss`` is the run's own, with its arguments."""
     device = find_device(execution.device)
     if device.type == "cuda":
         # The fastest convolution may differ from run to run; the same bits are worth more.
@@ -27,5 +34,5 @@ def make_engine(execution: Execution, models: Mapping[str, Model], dataset: Data
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
     if execution.kind == "serial":
-        return Serial(models, dataset, device, execution.precision, loss)
-    return Workers(models, dataset, device, execution.precision, loss, workers=execution.workers)
+        return Serial(models, dataset, device, execution.precision, loss, loss_args)
+    return Workers(models, dataset, device, execution.precision, loss, loss_args, workers=execution.workers)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,16 +34,18 @@ class Engine:
         device: torch.device,
         precision: str = "float32",
         loss: str = "cross_entropy",
+        loss_args: Mapping[str, Any] | None = None,
     ) -> None:
         self.models = models
         self.dataset = dataset.to(device)
         self.device = device
         self.precision = precision
         self.loss = loss
+        self.loss_args = loss_args
 
     def kernel(self) -> Kernel:
         """A new kernel, for one thread."""
-        return Kernel(self.models, self.dataset, self.device, self.precision, self.loss)
+        return Kernel(self.models, self.dataset, self.device, self.precision, self.loss, self.loss_args)
 
     def run(self, train: Train, jobs: Sequence[Job]) -> list[Outcome]:
         """The outcome of each job, in the order of the jobs."""

@@ -76,12 +76,14 @@ class Kernel:
         device: torch.device,
         precision: str = "float32",
         loss: str = "cross_entropy",
+        loss_args: Mapping[str, Any] | None = None,
     ) -> None:
         self.models = models
         self.dataset = dataset
         self.device = device
         self.precision = precision
         self.loss = loss
+        self.loss_args = dict(loss_args or {})
         self._workspaces: dict[str, Workspace] = {}
         self._scratch = Scratch()
 
@@ -201,9 +203,11 @@ class Kernel:
 
     @torch.no_grad()
     def evaluate(self, models: Sequence[Served], rows: Tensor, loss: str | None = None) -> list[Score]:
-        """Scores of these models on the rows, in evaluation mode; nothing is changed."""
+        """Scores of these models on the rows, in evaluation mode; nothing is changed. The run's own loss is measured
+        with the arguments that it is trained with."""
         batches = Batches(self.dataset, rows, self._scratch)
         scorer = loss_of(loss or self.loss)
+        args = self.loss_args if loss in (None, self.loss) else {}
         scores = []
         for served in models:
             work = self.workspace(served.model)
@@ -213,7 +217,7 @@ class Kernel:
                     x, y = batches.range(begin, begin + EVALUATION_ROWS)
                     with self._cast():
                         outputs = module(inputs(x))
-                    row_loss, row_right = scorer.score(outputs, y)
+                    row_loss, row_right = scorer.score(outputs, y, **args)
                     losses += float(row_loss.double().sum())
                     right += float(row_right.double().sum())
             n = len(rows)

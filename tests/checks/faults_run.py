@@ -425,3 +425,13 @@ class Averaged(FedAvg):
             return entry
         mean = torch.stack([*counters, old.buffers.counters]).float().mean(0).long()
         return entry.new(buffers=Buffers(entry.buffers.floats, mean))
+
+
+class OwnMerge(FedAvg):
+    """Averages by itself, whatever mean and server are configured."""
+
+    def merge(self, bank: Bank, updates: Sequence[Update], when: Moment) -> Bank:
+        vectors = [part.vector for update in updates for part in update.parts.values() if part.vector is not None]
+        return bank.put(
+            {"global": super().merge(bank, updates, when)["global"].new(vector=sum(vectors) / len(vectors))}
+        )

@@ -25,10 +25,11 @@ RUN = {
     "Rigid": {"two seeds differ"},
     "Unshuffled": {"two seeds differ"},
     "Scribbler": {"inputs stay as they are"},
-    "Draining": {"inputs stay as they are"},
+    # These merge by themselves.
+    "Draining": {"inputs stay as they are", "the configured server is used"},
     "Counting": {"attributes never change"},
     "Growing": {"sizes stay"},
-    "Summing": {"equal updates come back"},
+    "Summing": {"equal updates come back", "the configured server is used"},
     "Everybody": {"equal updates come back"},
     "ServedBuffers": {"buffers never pass the server"},
     "Extrapolating": {"batch norm stays sound"},
@@ -43,6 +44,7 @@ RUN = {
     # Both laws look at rounds in which nobody answers.
     "Stubborn": {"no rows", "nobody left"},
     "Patient": {"nobody left", "late and crashed clients"},
+    "OwnMerge": {"the configured server is used", "equal updates come back"},
     "Mixing": {"private states stay with their client"},
     "Averaged": {"equal updates come back"},
     "Credulous": {"bad updates are rejected"},

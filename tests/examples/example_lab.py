@@ -58,7 +58,7 @@ class Squared(Loss):
     def __call__(self, module: nn.Module, x: Tensor, y: Tensor, **args: float) -> Tensor:
         return self.score(module(x), y)[0].mean()
 
-    def score(self, outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def score(self, outputs: Tensor, y: Tensor, **args: Any) -> tuple[Tensor, Tensor]:
         loss = 0.5 * (outputs - y).square().sum(1)
         return loss, torch.full_like(loss, float("nan"))
 

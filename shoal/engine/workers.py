@@ -19,7 +19,7 @@ from ..messages import Job, Outcome
 from ..requests import Score, Served
 from .base import Engine, Pair
 from .kernel import Kernel
-from .program import Stopped, Train, run_job
+from .program import Train, run_job
 
 T = TypeVar("T")
 
@@ -65,11 +65,8 @@ class Workers(Engine):
             for future in futures:
                 future.cancel()
             for future in futures:
-                try:
-                    if not future.cancelled():
-                        future.exception()
-                except Stopped:
-                    pass
+                if not future.cancelled():
+                    future.exception()  # waits for it
             self._stop.clear()
             raise
 

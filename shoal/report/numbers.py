@@ -75,9 +75,6 @@ NUMBERS: dict[str, Number] = {
     "bwt_f.missing": Number(
         "Pairs without a measurement", COUNT, "Pairs of task and boundary that could not be counted in BWT_f.",
     ),
-    "forgetting": Number(
-        "Forgetting", POINTS, "Mean over the tasks of their best earlier accuracy minus their final accuracy.",
-    ),
     "client_drift": Number(
         "Client drift", PLAIN,
         "Squared Euclidean distance between a client's model and the model it received, measured after each local "
@@ -122,16 +119,6 @@ NUMBERS: dict[str, Number] = {
     ),
     "effective_step": Number(
         "Effective server step", PLAIN, "Server rate over denominator, median over the coordinates of an entry.",
-    ),
-    "ari_mean": Number(
-        "Adjusted Rand index", PLAIN,
-        "How well the found clusters agree with the true concepts: 1 is perfect, 0 is chance; mean over rounds.",
-    ),
-    "drop_after_shift": Number(
-        "Drop after a shift", POINTS, "Loss of accuracy from before a shift to right after it; mean over shifts.",
-    ),
-    "recovery_rounds": Number(
-        "Rounds to recover", PLAIN, "Rounds from a shift until the accuracy from before it is reached again.",
     ),
 }  # fmt: skip
 

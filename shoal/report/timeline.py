@@ -40,10 +40,7 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     if not found:
         return Section("timeline", title, paragraph("No round is recorded (yet)."))
     drawn = list(found.values())[:CHARTS]
-    charts = [
-        Chart(_heading(runs, run, who, len(found)), _chart(run, cells), wide=len(drawn) == 1)
-        for run, cells, who in drawn
-    ]
+    charts = [Chart(_heading(runs, run, who), _chart(run, cells), wide=len(drawn) == 1) for run, cells, who in drawn]
     body = group(charts, _legend([run for run, _, _ in drawn]))
     tasks = any(task >= 0 for _, cells, _ in drawn for task, _ in cells.values())
     remarks = ["A cell is a client in a round" + (", its colour the task of the client's rows." if tasks else ".")]
@@ -157,7 +154,7 @@ def _legend(drawn: Sequence[Run]) -> list[Key]:
     return [Key("", f"{i}: {name}", i, "box") for i, name in enumerate(names)]
 
 
-def _heading(runs: Runs, run: Run, who: Sequence[str], count: int) -> str:
+def _heading(runs: Runs, run: Run, who: Sequence[str]) -> str:
     if runs.single:
         return "The run"
     if len(who) == len(runs.runs):

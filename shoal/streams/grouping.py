@@ -35,7 +35,7 @@ def _cut(count: int, tasks: int, what: str) -> list[list[int]]:
     return [part.tolist() for part in np.array_split(np.arange(count), tasks)]
 
 
-def _inside(data: Dataset, rows: Tensor, values: Tensor, wanted: Sequence[int]) -> Tensor:
+def _inside(rows: Tensor, values: Tensor, wanted: Sequence[int]) -> Tensor:
     return rows[torch.isin(values.cpu()[rows], torch.tensor(wanted, dtype=torch.int64))]
 
 
@@ -63,8 +63,8 @@ def by_class(data: Dataset, tasks: int, seed: int, given: Groups | None, shuffle
     return [
         Task(
             _title(data.classes, group),
-            _inside(data, data.train, data.labels, group),
-            _inside(data, data.test, data.labels, group),
+            _inside(data.train, data.labels, group),
+            _inside(data.test, data.labels, group),
             tuple(group),
         )
         for group in groups
@@ -104,7 +104,7 @@ def by_column(data: Dataset, tasks: int, column: str) -> list[Task]:
     codes, names = data.columns[column].codes.cpu(), data.columns[column].names
     made = []
     for group in _cut(len(names), tasks, f"values of {column!r}"):
-        train, test = _inside(data, data.train, codes, group), _inside(data, data.test, codes, group)
+        train, test = _inside(data.train, codes, group), _inside(data.test, codes, group)
         present = data.labels.cpu()[torch.cat([train, test])].unique().tolist()  # type: ignore[no-untyped-call]
         domain = ", ".join(names[i] for i in group)
         made.append(Task(domain, train, test, tuple(present), domain))

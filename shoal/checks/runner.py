@@ -15,6 +15,7 @@ from . import (  # noqa: F401  (imported for the laws that they hold)
     laws_bits,
     laws_failure,
     laws_mean,
+    laws_memory,
     laws_purity,
     laws_server,
     laws_stream,

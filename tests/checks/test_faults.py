@@ -45,6 +45,7 @@ RUN = {
     "Stubborn": {"no rows", "nobody left"},
     "Patient": {"nobody left", "late and crashed clients"},
     "OwnMerge": {"the configured server is used", "equal updates come back"},
+    "Hoarding": {"memory stays flat"},
     "Mixing": {"private states stay with their client"},
     "Averaged": {"equal updates come back"},
     "Credulous": {"bad updates are rejected"},

@@ -1,0 +1,54 @@
+"""A law on whole runs: nothing is kept from round to round but the state."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from ..bank import State
+from ..checkpoint import entry_value, pack
+from ..engine import make_engine, one_torch_thread
+from .case import Case
+from .law import law, require
+
+EARLY, LATE = 10, 30
+"""By the first of these rounds every cache is full; what is kept per round shows at the second."""
+
+
+@law("run")
+def memory_stays_flat(case: Case) -> None:
+    """Twenty more rounds leave no more tensors in memory than the state itself holds: what is kept is in the state."""
+    case.clean()
+    setup = case.setup(rounds=LATE, evaluate={"every": 5})
+    with one_torch_thread():
+        engine = make_engine(setup.config.execution, setup.world.models, setup.stream.dataset, setup.config.local.loss)
+        try:
+            experiment = case.experiment(setup, engine)
+            state = experiment.start()
+            kept = []
+            while state.round < LATE:
+                state = experiment.play(state).state
+                if state.round in (EARLY, LATE):
+                    kept.append(_live() - _held(state))
+        finally:
+            engine.close()
+    more = kept[1] - kept[0]
+    require(more <= 0, f"{more} tensors were kept beside the state in {LATE - EARLY} rounds; keep numbers in the state")
+
+
+def _live() -> int:
+    """How many pieces of memory tensors hold."""
+    gc.collect()
+    return len({t.untyped_storage().data_ptr() for t in gc.get_objects() if type(t) is torch.Tensor})
+
+
+def _held(state: State) -> int:
+    """How many of them the state holds."""
+    tensors: dict[str, torch.Tensor] = {}
+    known: dict[object, str] = {}
+    for entry in state.bank.entries.values():
+        pack(entry_value(entry), tensors, "", known)
+    for values in (state.bank.memory, *state.clients.values()):
+        pack(dict(values), tensors, "", known)
+    return len({t.untyped_storage().data_ptr() for t in tensors.values()})

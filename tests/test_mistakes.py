@@ -60,6 +60,7 @@ class Forgetful(FedAvg):
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a configuration and with parts of one's own."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "mistaken_parts.py").write_text(OWN_PARTS)
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(SMALL))
     return tmp_path
@@ -305,3 +306,33 @@ def test_a_report_that_is_missing_is_written_by_a_resume(here: Path, shoal: Shoa
     (here / "a" / "report.html").unlink()
     assert shoal("resume", "a").code == 0
     assert (here / "a" / "report.html").exists()
+
+
+MORE_PARTS = '''
+from shoal.metrics.base import Measure
+from shoal.server.base import Mean
+
+class Double(Mean):
+    """A mean of float64."""
+    def combine(self, old, group):
+        return group.parts[0].vector.double()
+
+class Boaster(Measure):
+    """Claims another measure's number, and has one of its own."""
+    @staticmethod
+    def summarise(lines):
+        return {"acc": 7.0, "boasts": 1}
+'''
+
+
+def test_a_mean_of_another_type_is_named_at_once(here: Path) -> None:
+    (here / "more_parts.py").write_text(MORE_PARTS)
+    with pytest.raises(TypeError, match=r"merge made entry 'global' torch.float64 .* vectors are flat float32"):
+        library.run(SMALL, {"method.mean": "more_parts:Double"}, out="a")
+
+
+def test_a_measure_cannot_replace_the_number_of_another(here: Path) -> None:
+    (here / "more_parts.py").write_text(MORE_PARTS)
+    result = library.run(SMALL, {"evaluate.measures": ["accuracy", "more_parts:Boaster"]}, out="a")
+    assert result.summary["boasts"] == 1
+    assert result.summary["acc"] <= 1

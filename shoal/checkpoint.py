@@ -138,15 +138,15 @@ def entry_of(value: Mapping[str, Any]) -> Entry:
     )
 
 
-def _size(state: State) -> int:
-    """Bytes of all tensors of a state; one that stands in several places counts once, as it is stored."""
+def tensors_of(state: State) -> list[Tensor]:
+    """All tensors of a state; one that stands in several places comes once, as it is stored."""
     tensors: dict[str, Tensor] = {}
     known: dict[Any, str] = {}
     for entry in state.bank.entries.values():
         pack(entry_value(entry), tensors, "", known)
     for values in (state.bank.memory, *state.clients.values()):
         pack(dict(values), tensors, "", known)
-    return sum(t.numel() * t.element_size() for t in tensors.values())
+    return list(tensors.values())
 
 
 class Checkpoints:
@@ -172,7 +172,7 @@ class Checkpoints:
     def save(self, state: State) -> None:
         """Writes a checkpoint, and removes all but this one and the one before it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        split = _size(state) > self.split_bytes
+        split = sum(t.numel() * t.element_size() for t in tensors_of(state)) > self.split_bytes
         names = {*(f"entry/{key}" for key in state.bank.entries), *(f"client/{c}" for c in state.clients)}
         # Parts that this checkpoint does not name may be gone when a later one would.
         self._written = {name: part for name, part in self._written.items() if split and name in names}

@@ -180,6 +180,8 @@ class Experiment:
             raise TypeError(f"merge must give a Bank; got {type(merged).__name__}")
         merged = bank.followed_by(merged)
         for key, entry in merged.entries.items():
+            if bank.entries.get(key) is entry:
+                continue
             if entry.vector.dtype != torch.float32 or entry.vector.dim() != 1:
                 raise TypeError(
                     f"merge made entry {key!r} {entry.vector.dtype} of shape {tuple(entry.vector.shape)}; "

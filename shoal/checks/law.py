@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
+from ..engine.program import describe_error
 from ..errors import ShoalError
 
 Check = Callable[[Any], None]
@@ -44,7 +43,7 @@ class Law:
         except ShoalError as error:
             return LawResult(self.name, False, f"{type(error).__name__}: {error}")
         except Exception as error:
-            return LawResult(self.name, False, _described(error))
+            return LawResult(self.name, False, describe_error(error))
         return LawResult(self.name, True)
 
 
@@ -70,9 +69,3 @@ def require(holds: object, message: str) -> None:
     """Raises `Broken` with this message unless it holds."""
     if not holds:
         raise Broken(message)
-
-
-def _described(error: Exception) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"

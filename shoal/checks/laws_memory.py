@@ -7,7 +7,7 @@ import gc
 import torch
 
 from ..bank import State
-from ..checkpoint import entry_value, pack
+from ..checkpoint import tensors_of
 from ..engine import make_engine, one_torch_thread
 from .case import Case
 from .law import law, require
@@ -45,10 +45,4 @@ def _live() -> int:
 
 def _held(state: State) -> int:
     """How many of them the state holds."""
-    tensors: dict[str, torch.Tensor] = {}
-    known: dict[object, str] = {}
-    for entry in state.bank.entries.values():
-        pack(entry_value(entry), tensors, "", known)
-    for values in (state.bank.memory, *state.clients.values()):
-        pack(dict(values), tensors, "", known)
-    return len({t.untyped_storage().data_ptr() for t in tensors.values()})
+    return len({t.untyped_storage().data_ptr() for t in tensors_of(state)})

@@ -46,7 +46,7 @@ def run_job(kernel: Kernel, train: Train, job: Job, stopped: Callable[[], bool] 
     except Stopped:
         raise
     except (Exception, SystemExit) as error:  # a client may fail in any way; the round goes on without it
-        answer = Failure(_describe(error))
+        answer = Failure(describe_error(error))
     return Outcome(job.client.id, answer, tuple(fits), tuple(probes), time.perf_counter() - began)
 
 
@@ -82,7 +82,7 @@ def _drive(
             raise TypeError(f"a program may yield Fit, Evaluate, Gradient or Probe; got {type(request).__name__}")
 
 
-def _describe(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """The error with the place where it was raised, without machine paths (they differ between machines)."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""

@@ -78,7 +78,7 @@ def show(config: Source, changes: Changes = None) -> None:
     setup = assemble(resolved)
     model = setup.world.models["main"]
     out.print(f"\nmodel: {model.space.size:,} trainable parameters; segments " + _segments(model.space))
-    for line in setup.stream.notes():
+    for line in (*setup.dataset.notes, *setup.stream.notes()):
         out.print(f"note: {line}", markup=False)
     for table in describe(setup.stream, resolved.rounds):
         _print_table(table.title, table.columns, table.rows)

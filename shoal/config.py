@@ -92,10 +92,12 @@ class Participation(_Strict):
 class Evaluation(_Strict):
     """When and what is measured: after every ``every``-th round and the last five; 0 measures no accuracy at all.
 
-    Rounds that BWT_f needs are measured whatever ``every`` says (unless it is 0).
+    Rounds that BWT_f needs are measured whatever ``every`` says (unless it is 0). ``metrics`` are measured on every
+    target beside its accuracy and loss, see `shoal.metrics.functions`.
     """
 
     every: int = Field(1, ge=0)
+    metrics: list[str] = []
     measures: list[str] = ["accuracy", "backward_transfer", "drift", "costs", "probes", "server"]
 
 

@@ -83,7 +83,9 @@ class Experiment:
                 "boundaries": list(stream.boundaries),
                 "head": stream.head,
                 "classes": list(stream.dataset.classes),
-                "notes": stream.notes(),
+                "learns": "values" if stream.dataset.is_regression else "classes",
+                "client_names": list(stream.client_names),
+                "notes": [*stream.dataset.notes, *stream.notes()],
             },
             {
                 "round": 0,

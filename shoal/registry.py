@@ -75,6 +75,7 @@ PARTS: dict[str, dict[str, str]] = {
     "loss": {
         "cross_entropy": "shoal.losses:CrossEntropy",
     },
+    "metric": {},
     "measure": {
         "accuracy": "shoal.metrics.accuracy:Accuracy",
         "costs": "shoal.metrics.costs:Costs",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -131,11 +131,15 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Score:
-    """``loss`` is the mean over the rows; ``accuracy`` the share of rows that were right; NaN without rows."""
+    """``loss`` is the mean over the rows; ``accuracy`` the share of rows that were right; NaN without rows.
+
+    ``accuracy`` is NaN in a regression, too. ``metrics`` has what was asked for beside it, by name.
+    """
 
     loss: float
     accuracy: float
     rows: int
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

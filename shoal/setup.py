@@ -77,6 +77,8 @@ def resolve_config(raw: Mapping[str, Any]) -> Config:
     check_arguments(config.local.loss, config.local.loss_args)
     for name in config.evaluate.measures:
         registry.find("measure", name)
+    for name in config.evaluate.metrics:
+        registry.find("metric", name)
     find_device(config.execution.device)
     return config.model_copy(
         update={

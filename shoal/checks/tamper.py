@@ -140,9 +140,9 @@ class AroundEngine(Engine):
         """The outcomes of the inner engine."""
         return self.inner.run(train, jobs)
 
-    def score(self, pairs: Any) -> list[list[Score]]:
+    def score(self, pairs: Any, metrics: Sequence[str] = ()) -> list[list[Score]]:
         """The scores of the inner engine."""
-        return self.inner.score(pairs)
+        return self.inner.score(pairs, metrics)
 
     def describe(self) -> str:
         """The inner engine."""

@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import DataError
 from .source import Decoded, digest
 
-FORMAT = "shoal-rows-1"
+FORMAT = "shoal-rows-2"
 log = logging.getLogger(__name__)
 
 
@@ -99,6 +99,9 @@ def _checked(folder: Path) -> Decoded:
         meta["train_rows"],
         meta["peak"],
         meta["digests"],
+        arrays.get("values"),
+        tuple(meta["notes"]),
+        meta["reader"],
     )
 
 
@@ -117,6 +120,8 @@ def _write(folder: Path, rows: Decoded) -> None:
         "columns": [(column, names) for column, (_, names) in rows.columns.items()],
         "train_rows": rows.train_rows,
         "peak": rows.peak,
+        "notes": rows.notes,
+        "reader": rows.reader,
     }
     text = json.dumps(content)
     meta = json.dumps({"content": text, "sha256": _text_digest(text)}).encode()

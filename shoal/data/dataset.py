@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,9 @@ class Dataset:
     labels ``0..len(classes)-1``; ``classes`` are the original ones. ``targets`` is what the models learn: the
     labels, unless a stream gives every task a head of its own.
 
+    Of a regression ``values`` is what the models learn, float32 ``[rows, outputs]``, standardised: in the units of
+    the source it is ``values * value_scale + value_offset``. Its rows are all of one class, ``("all",)``.
+
     A row index ``r`` means base row ``r % len(labels)`` under transform ``r // len(labels)``, so a task of
     rotated images costs no memory. Base rows in ``train`` and ``test`` never overlap.
     """
@@ -60,9 +64,26 @@ class Dataset:
     targets: Tensor | None = None
     fingerprint: str = ""
     """A hash of the content (rows, labels, split)."""
+    values: Tensor | None = None
+    value_scale: Tensor | None = None
+    value_offset: Tensor | None = None
+    notes: tuple[str, ...] = ()
+    """What the source did that a user should know: rows that were skipped, values that were filled in."""
+    reader: Mapping[str, Any] = field(default_factory=dict)
+    """How raw rows become features, as JSON: what ``shoal predict`` needs to read further rows the same way."""
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the models learn real values instead of classes."""
+        return self.values is not None
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a model of all rows has: one per class, or per value."""
+        return len(self.classes) if self.values is None else int(self.values.shape[1])
 
     @property
     def is_image(self) -> bool:
@@ -101,15 +122,9 @@ class Dataset:
 
     def to(self, device: torch.device) -> Dataset:
         """The data set on a device."""
-        targets = None if self.targets is None else self.targets.to(device)
-        return replace(
-            self,
-            features=self.features.to(device),
-            labels=self.labels.to(device),
-            scale=self.scale.to(device),
-            offset=self.offset.to(device),
-            targets=targets,
-        )
+        names = ("features", "labels", "scale", "offset", "targets", "values", "value_scale", "value_offset")
+        moved: dict[str, Any] = {name: t.to(device) for name in names if (t := getattr(self, name)) is not None}
+        return replace(self, **moved)
 
     def batch(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
         """The inputs of these rows, float32, normalised: ``[rows, height, width, channels]`` or ``[rows, features]``.
@@ -161,7 +176,15 @@ class Dataset:
     def wanted(self, rows: Tensor) -> Tensor:
         """The targets of these rows."""
         source = self.labels if self.targets is None else self.targets
+        if self.values is not None:
+            source = self.values
         return source.index_select(0, self._base(rows).to(source.device))
+
+    def in_units(self, values: Tensor) -> Tensor:
+        """Outputs or targets in the units of the source; those of a classification are left as they are."""
+        if self.value_scale is None or self.value_offset is None:
+            return values
+        return values * self.value_scale.to(values.device) + self.value_offset.to(values.device)
 
     def labels_of(self, rows: Tensor) -> Tensor:
         """The internal labels of these rows, whatever the heads are."""

@@ -46,11 +46,17 @@ class Decoded:
     peak: float = 255.0
     digests: Mapping[str, str] = field(default_factory=dict)
     """The hashes of the arrays, where somebody has them already."""
+    values: Array | None = None
+    """What a regression learns, float32 ``[n, outputs]`` in the source's units; labels are then all 0."""
+    notes: tuple[str, ...] = ()
+    reader: Mapping[str, Any] = field(default_factory=dict)
+    """`Dataset.reader`; JSON."""
 
     def arrays(self) -> dict[str, Array]:
         """All arrays by a name that can be part of a file's."""
         columns = {f"column-{i}": codes for i, (codes, _) in enumerate(self.columns.values())}
-        return {"features": self.features, "labels": self.labels, **columns}
+        values = {} if self.values is None else {"values": self.values}
+        return {"features": self.features, "labels": self.labels, **values, **columns}
 
 
 def digest(array: Array) -> str:
@@ -119,6 +125,7 @@ def assemble(
     train = _cut(train, limit, split_seed, "limit")
     held = _cut(held, limit_test, split_seed, "limit_test")
     scale, offset = normalisation(rows.features, train, normalize, rows.peak)
+    values = _standardised(rows.values, train)
     return Dataset(
         name=name,
         features=torch.from_numpy(rows.features),
@@ -131,7 +138,20 @@ def assemble(
         columns={c: Column(torch.from_numpy(codes), names) for c, (codes, names) in rows.columns.items()},
         peak=rows.peak,
         fingerprint=_fingerprint(rows, train, held, scale, offset),
+        **values,
+        notes=rows.notes,
+        reader=rows.reader,
     )
+
+
+def _standardised(values: Array | None, train: Array) -> dict[str, Any]:
+    """What a regression learns, with mean 0 and deviation 1 over the training rows, and the way back."""
+    if values is None:
+        return {}
+    mean, spread = _moments(values, train)
+    scale = np.where(spread == 0, 1.0, spread)
+    found = {"values": (values - mean) / scale, "value_scale": scale, "value_offset": mean}
+    return {name: torch.from_numpy(array.astype(np.float32)) for name, array in found.items()}
 
 
 def _cut(rows: Array, limit: int | None, seed: int, purpose: str) -> Array:

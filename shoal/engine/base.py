@@ -51,8 +51,8 @@ class Engine:
         """The outcome of each job, in the order of the jobs."""
         raise NotImplementedError
 
-    def score(self, pairs: Sequence[Pair]) -> list[list[Score]]:
-        """The scores of each pair's models on its rows, in evaluation mode. Changes nothing."""
+    def score(self, pairs: Sequence[Pair], metrics: Sequence[str] = ()) -> list[list[Score]]:
+        """The scores of each pair's models on its rows, with these metrics, in evaluation mode. Changes nothing."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from ..bank import Buffers
 from ..data.dataset import Dataset, inputs
 from ..losses import Loss, loss_of
 from ..messages import Client
+from ..metrics.functions import measured
 from ..models.base import Dropout, Model, place_constants, set_mode
 from ..requests import Drift, Fit, FitResult, Gradient, Score, Served
 from .augment import augmentation
@@ -202,9 +203,11 @@ class Kernel:
     # ---- Evaluate and Gradient ------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def evaluate(self, models: Sequence[Served], rows: Tensor, loss: str | None = None) -> list[Score]:
+    def evaluate(
+        self, models: Sequence[Served], rows: Tensor, loss: str | None = None, metrics: Sequence[str] = ()
+    ) -> list[Score]:
         """Scores of these models on the rows, in evaluation mode; nothing is changed. The run's own loss is measured
-        with the arguments that it is trained with."""
+        with the arguments that it is trained with. ``metrics`` are kinds of metric, see `shoal.metrics.functions`."""
         batches = Batches(self.dataset, rows, self._scratch)
         scorer = loss_of(loss or self.loss)
         args = self.loss_args if loss in (None, self.loss) else {}
@@ -213,6 +216,7 @@ class Kernel:
             work = self.workspace(served.model)
             with work.holding(served, training=False) as module:
                 losses, right = 0.0, 0.0
+                seen: list[tuple[Tensor, Tensor]] = []
                 for begin in range(0, len(rows), EVALUATION_ROWS):
                     x, y = batches.range(begin, begin + EVALUATION_ROWS)
                     with self._cast():
@@ -220,8 +224,12 @@ class Kernel:
                     row_loss, row_right = scorer.score(outputs, y, **args)
                     losses += float(row_loss.double().sum())
                     right += float(row_right.double().sum())
+                    if metrics:
+                        seen.append((self.dataset.in_units(outputs.float()).cpu(), self.dataset.in_units(y).cpu()))
             n = len(rows)
-            scores.append(Score(losses / n, right / n, n) if n else Score(float("nan"), float("nan"), 0))
+            found = measured(metrics, seen)
+            nan = float("nan")
+            scores.append(Score(losses / n, right / n, n, found) if n else Score(nan, nan, 0, found))
         return scores
 
     def gradient(self, request: Gradient) -> Tensor:

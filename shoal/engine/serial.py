@@ -21,8 +21,8 @@ class Serial(Engine):
     def run(self, train: Train, jobs: Sequence[Job]) -> list[Outcome]:
         return [run_job(self._kernel, train, job) for job in jobs]
 
-    def score(self, pairs: Sequence[Pair]) -> list[list[Score]]:
-        return [self._kernel.evaluate(models, rows) for models, rows in pairs]
+    def score(self, pairs: Sequence[Pair], metrics: Sequence[str] = ()) -> list[list[Score]]:
+        return [self._kernel.evaluate(models, rows, metrics=metrics) for models, rows in pairs]
 
     def describe(self) -> str:
         return f"serial on {self.device}, {self.precision}"

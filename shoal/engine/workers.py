@@ -47,14 +47,14 @@ class Workers(Engine):
     def _run(self, train: Train, job: Job) -> Outcome:
         return run_job(self._own(), train, job, self._stop.is_set)
 
-    def _score(self, models: Sequence[Served], rows: Tensor) -> list[Score]:
-        return self._own().evaluate(models, rows)
+    def _score(self, models: Sequence[Served], rows: Tensor, metrics: Sequence[str]) -> list[Score]:
+        return self._own().evaluate(models, rows, metrics=metrics)
 
     def run(self, train: Train, jobs: Sequence[Job]) -> list[Outcome]:
         return self._gather([self._pool.submit(self._run, train, job) for job in jobs])
 
-    def score(self, pairs: Sequence[Pair]) -> list[list[Score]]:
-        return self._gather([self._pool.submit(self._score, models, rows) for models, rows in pairs])
+    def score(self, pairs: Sequence[Pair], metrics: Sequence[str] = ()) -> list[list[Score]]:
+        return self._gather([self._pool.submit(self._score, models, rows, metrics) for models, rows in pairs])
 
     def _gather(self, futures: Sequence[Future[T]]) -> list[T]:
         try:

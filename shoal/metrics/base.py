@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -18,6 +18,14 @@ from ..streams.base import Holding, Stream
 
 Line = dict[str, Any]
 """One line of ``metrics.jsonl``: ``round`` and ``metric`` with ``value``, or ``record``; never a time."""
+
+
+class Scorer(Protocol):
+    """Measures models on rows without changing anything, several pairs at once, with further metrics by kind."""
+
+    def __call__(
+        self, pairs: Sequence[tuple[Sequence[Served], Tensor]], metrics: Sequence[str] = ()
+    ) -> list[list[Score]]: ...
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,7 @@ class Seen:
 
     ``outcomes`` are all answers of the engine, one per assignment and in the same order, ``accepted`` the updates
     that reached the bank, ``holdings`` what each participant held. ``trained`` maps an entry to the clients that
-    trained it and whose update reached it. ``score`` measures models on rows without changing anything, several
-    pairs at once.
+    trained it and whose update reached it. ``score`` measures models on rows.
     """
 
     when: Moment
@@ -48,7 +55,7 @@ class Seen:
     accepted: Sequence[Update]
     holdings: Mapping[int, Holding]
     trained: Mapping[Key, tuple[int, ...]]
-    score: Callable[[Sequence[tuple[Sequence[Served], Tensor]]], list[list[Score]]]
+    score: Scorer
     last: bool
 
 

@@ -66,6 +66,8 @@ class Stream:
     boundaries: tuple[int, ...] = ()
     """The last round of every phase but the last one."""
     task_names: tuple[str, ...] = ()
+    client_names: tuple[str, ...] = ()
+    """The names that clients have in the data, by number; empty where they have none."""
 
     def holding(self, client: int, round: int) -> Holding:
         """What a client holds in a round (from 1)."""
@@ -74,6 +76,10 @@ class Stream:
     def targets(self, round: int) -> Sequence[Target]:
         """What is to be measured after a round."""
         raise NotImplementedError
+
+    def classes_of(self, labels: Mapping[str, Any]) -> tuple[str, ...]:
+        """The names of the outputs of the model that serves a target with these labels, in their order."""
+        return self.dataset.classes
 
     def phase(self, round: int) -> int:
         """The phase of a round, from 0; phase ``p`` ends with round ``boundaries[p]``."""

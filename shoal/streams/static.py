@@ -58,7 +58,7 @@ class StaticStream(Stream):
     ) -> None:
         self.dataset = data
         self.clients = clients
-        self.outputs = len(data.classes)
+        self.outputs = data.outputs
         names = (seed, "stream", "partition")
         self._cells = deal(data, data.train, make_partition(partition), clients, names, validation)
         self._target = Target({}, data.test, chosen(data.train, self._cells.validation))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
@@ -104,14 +104,14 @@ class TaskStream(Stream):
         self.tasks = tasks
         self.task_names = tuple(task.name for task in made)
         self.boundaries = ends[:-1]
-        self.outputs = len(data.classes)
+        self.outputs = data.outputs
         self.head = "task" if heads_by_task and head != "shared" else "shared"
         self.task_classes = tuple(task.classes for task in made)
         """The classes of each task, as internal labels, in the order of its head's outputs."""
         if self.head == "task":
-            self.task_outputs = tuple(len(task.classes) for task in made)
+            self.task_outputs = tuple(data.outputs if data.is_regression else len(task.classes) for task in made)
             self.outputs = max(self.task_outputs)
-            if by != "transform":
+            if by != "transform" and not data.is_regression:
                 data = replace(data, targets=_local(data, made))
         self.dataset = data
         self._made = made
@@ -153,6 +153,13 @@ class TaskStream(Stream):
     def targets(self, round: int) -> Sequence[Target]:
         """One per task, all of them in every round."""
         return self._targets
+
+    def classes_of(self, labels: Mapping[str, Any]) -> tuple[str, ...]:
+        """The classes of the task's own head, where it has one; else all."""
+        task = labels.get("task")
+        if self.head != "task" or not isinstance(task, int):
+            return self.dataset.classes
+        return tuple(self.dataset.classes[place] for place in self.task_classes[task])
 
     def notes(self) -> list[str]:
         """Phases of unequal length, rows that no task or no client holds, clients and tasks without rows."""

@@ -6,11 +6,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api import Result, resume, run
+    from .api import Result, Sweep, resume, run
     from .data.arrays import from_arrays
     from .data.dataset import Dataset
     from .errors import ConfigError, DataError, RunError, ShoalError
+    from .prediction import predict
     from .registry import register
+    from .sweeps import sweep
+    from .track.base import Tracker
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,10 +23,14 @@ __all__ = [
     "Result",
     "RunError",
     "ShoalError",
+    "Sweep",
+    "Tracker",
     "from_arrays",
+    "predict",
     "register",
     "resume",
     "run",
+    "sweep",
 ]
 
 # Imported when first used: a method's author who needs one module does not load them all.
@@ -34,10 +41,14 @@ _HOMES = {
     "Result": "api",
     "RunError": "errors",
     "ShoalError": "errors",
+    "Sweep": "api",
+    "Tracker": "track.base",
     "from_arrays": "data.arrays",
+    "predict": "prediction",
     "register": "registry",
     "resume": "api",
     "run": "api",
+    "sweep": "sweeps",
 }
 
 

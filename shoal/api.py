@@ -2,67 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from . import registry
 from .data.dataset import Dataset
 from .errors import RunError
 from .folder import RunFolder
-from .loading import Single, expand, is_many, load, overridden
+from .loading import is_many, load, overridden
+from .many import Data, play_many, run_many
 from .progress import Quiet
-from .report.comparison import compare
-from .report.page import write_report
-from .running import Interrupted, resume_run, same_configuration, start_run
+from .results import Result, Sweep
+from .running import resume_run, start_run
 from .setup import resolve_config
 
+__all__ = ["Result", "Sweep", "resume", "run"]
+
 Source = str | Path | Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run, or several of one configuration. Reads everything from its folder."""
-
-    folder: Path
-
-    @cached_property
-    def runs(self) -> dict[str, Result]:
-        """The runs below this folder by ``VARIANT/SEED``; empty for a single run."""
-        raw = RunFolder(self.folder).config()
-        if not is_many(raw):
-            return {}
-        return {str(single.place): Result(self.folder / single.place) for single in expand(raw)}
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """``summary.json`` of a single run, ``comparison.json`` of several."""
-        name = "comparison.json" if self.runs else "summary.json"
-        value = json.loads((self.folder / name).read_text(encoding="utf-8"))
-        assert isinstance(value, dict)
-        return value
-
-    def frame(self) -> pd.DataFrame:
-        """The lines of ``metrics.jsonl`` that have a ``metric``; of several runs with ``variant`` and ``seed``."""
-        if self.runs:
-            frames = []
-            for place, run in self.runs.items():
-                variant, _, seed = place.rpartition("/")
-                frames.append(run.frame().assign(variant=variant, seed=int(seed)))
-            return pd.concat(frames, ignore_index=True)
-        lines = [line for line in RunFolder(self.folder).lines() if "metric" in line]
-        return pd.DataFrame(lines, columns=None if lines else ["round", "metric", "value"])
-
-    @property
-    def report(self) -> Path:
-        """The report, one HTML file."""
-        return self.folder / "report.html"
 
 
 def run(
@@ -87,7 +43,7 @@ def run(
         raw["data"] = {"kind": "arrays"}
     path = Path(out) if out is not None else Path("runs") / str(raw.get("name", "run"))
     if is_many(raw):
-        _run_many(raw, path, force, data, progress)
+        run_many(raw, path, force, data, progress)
     else:
         start_run(resolve_config(raw), path, force=force, dataset=data, progress=progress)
     return Result(path)
@@ -102,58 +58,7 @@ def resume(folder: str | Path, *, data: Dataset | None = None, progress: Quiet |
     raw = parent.config()
     if is_many(raw):
         with parent.locked():
-            _all_singles(raw, path, data, progress)
+            play_many(raw, path, Data(data), progress)
     else:
         resume_run(path, dataset=data, progress=progress)
-    return Result(path)
-
-
-def _run_many(raw: dict[str, Any], path: Path, force: bool, data: Dataset | None, progress: Quiet | None) -> None:
-    for single in expand(raw):  # every variant is checked before the first one runs
-        resolve_config(single.raw)
-    folder = RunFolder(path)
-    with folder.locked():
-        if force:
-            before = expand(folder.config()) if folder.exists else []
-            for place in {single.place for single in (*before, *expand(raw))}:
-                RunFolder(path / place).clear()
-        folder.prepare(raw, force)
-        _all_singles(raw, path, data, progress)
-
-
-def _all_singles(raw: Mapping[str, Any], path: Path, data: Dataset | None, progress: Quiet | None) -> None:
-    parent = RunFolder(path)
-    loaded: dict[str, Dataset] = {}
-    for single in expand(raw):
-        with _of_all(path):
-            _one_of_many(single, path, loaded, data, progress)
-    parent.write_json("comparison.json", {**compare(path), "finished": True})
-    write_report(path)
-
-
-@contextlib.contextmanager
-def _of_all(path: Path) -> Iterator[None]:
-    """An interrupt of one of several runs: all of them go on with one command."""
-    try:
-        yield
-    except (Interrupted, KeyboardInterrupt):
-        raise Interrupted(path) from None
-
-
-def _one_of_many(
-    single: Single, path: Path, loaded: dict[str, Dataset], data: Dataset | None, progress: Quiet | None
-) -> None:
-    """Runs one of several, or goes on with it; a finished one is left as it is. ``loaded`` keeps data for the next."""
-    config = resolve_config(single.raw)
-    name = json.dumps(config.data, sort_keys=True)
-    if data is not None:
-        loaded[name] = data
-    elif name not in loaded:
-        loaded[name] = registry.build("data", config.data).load()
-    folder = RunFolder(path / single.place)
-    if folder.exists:
-        same_configuration(folder, config)
-        if not folder.finished:
-            resume_run(folder.path, dataset=loaded[name], progress=progress)
-    else:
-        start_run(config, folder.path, dataset=loaded[name], progress=progress)
+    return Sweep(path) if parent.sweep() else Result(path)

@@ -98,13 +98,29 @@ class Evaluation(_Strict):
 
     every: int = Field(1, ge=0)
     metrics: list[str] = []
-    measures: list[str] = ["accuracy", "backward_transfer", "drift", "costs", "probes", "server"]
+    measures: list[str] = [
+        "accuracy",
+        "backward_transfer",
+        "forgetting",
+        "forward_transfer",
+        "drift",
+        "movement",
+        "costs",
+        "probes",
+        "server",
+        "confusion",
+        "validation",
+    ]
 
 
 class Execution(_Strict):
-    """Where and how the clients' work is done. ``workers: null`` is one per core."""
+    """Where and how the clients' work is done. ``workers: null`` is one per core.
 
-    kind: Literal["serial", "workers"] = "workers"
+    ``auto`` is ``stacked`` where every model is dense and on the CPU in float32, else ``workers``; never by the
+    number of cores.
+    """
+
+    kind: Literal["serial", "workers", "stacked", "auto"] = "workers"
     workers: int | None = Field(None, ge=1)
     device: str = "cpu"
     precision: Literal["float32", "bf16"] = "float32"
@@ -135,5 +151,6 @@ class Config(_Strict):
     evaluate: Evaluation = Evaluation()
     execution: Execution = Execution()
     checkpoint: Checkpoint = Checkpoint()
+    track: Part | None = None
     variants: dict[str, dict[str, Any]] = {}
     seeds: list[int] = []

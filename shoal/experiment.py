@@ -85,7 +85,7 @@ class Experiment:
                 "classes": list(stream.dataset.classes),
                 "learns": "values" if stream.dataset.is_regression else "classes",
                 "client_names": list(stream.client_names),
-                "notes": [*stream.dataset.notes, *stream.notes()],
+                "notes": self.setup.notes,
             },
             {
                 "round": 0,
@@ -261,6 +261,7 @@ class Experiment:
         """The record of the round: who took part in what, and which entries were trained by whom."""
         tasks: dict[str, list[int]] = {}
         reached: dict[str, list[int]] = {}
+        held: dict[str, dict[str, list[int]]] = {}  # by concept or domain, where there are no tasks
         answered = {client for who in now.trained.values() for client in who}
         for s in present:
             task = now.holdings[s.client].truth.get("task")
@@ -268,6 +269,10 @@ class Experiment:
                 tasks.setdefault(str(task), []).append(s.client)
                 if s.client in answered:
                     reached.setdefault(str(task), []).append(s.client)
+                continue
+            for label, value in now.holdings[s.client].truth.items():
+                if label != "phase":
+                    held.setdefault(label, {}).setdefault(str(value), []).append(s.client)
         now.note(
             "round",
             phase=self.setup.stream.phase(max(1, now.number)),
@@ -276,6 +281,8 @@ class Experiment:
             trained={key: sorted(who) for key, who in now.trained.items()},
             trained_tasks=reached,
         )
+        if held:
+            now.lines[-1]["held"] = held
         now.lines[-1].update({name: len(clients) for name, clients in now.counts.items()})
 
     # ---- measure --------------------------------------------------------------------------------------------

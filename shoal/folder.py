@@ -25,12 +25,16 @@ from .metrics.base import Line
 FILES = (
     "config.yaml",
     "environment.json",
+    "serving.json",
     "metrics.jsonl",
     "timings.jsonl",
     "summary.json",
     "comparison.json",
+    "sweep.json",
+    "best.yaml",
     "model.safetensors",
     "report.html",
+    "clients.csv",
 )
 PACKAGES = ("shoal", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
 
@@ -97,6 +101,14 @@ class RunFolder:
         """The content of ``environment.json``."""
         return self._json("environment.json")
 
+    def sweep(self) -> dict[str, Any]:
+        """The content of ``sweep.json``; empty where no sweep was started."""
+        return self._json("sweep.json")
+
+    def serving(self) -> dict[str, Any]:
+        """The content of ``serving.json``: what a prediction must know beside the model."""
+        return self._json("serving.json")
+
     def _json(self, name: str) -> dict[str, Any]:
         try:
             value = json.loads((self.path / name).read_text(encoding="utf-8"))
@@ -118,7 +130,7 @@ class RunFolder:
         if self.exists and not force:
             if self.finished:
                 raise RunError(f"{self.path} holds a finished run; choose another --out, or --force to replace it")
-            if self.config() == dict(config):
+            if self.config() == {name: value for name, value in config.items() if value is not None}:
                 raise RunError(
                     f"{self.path} holds an unfinished run of this configuration; go on with: shoal resume {self.path}"
                 )
@@ -137,7 +149,7 @@ class RunFolder:
         """Removes what a run left here, and nothing else."""
         for name in FILES:
             (self.path / name).unlink(missing_ok=True)
-        for name in ("checkpoint", "arrays"):
+        for name in ("checkpoint", "arrays", "tensorboard"):
             shutil.rmtree(self.path / name, ignore_errors=True)
 
     def write_yaml(self, name: str, value: Mapping[str, Any]) -> None:

@@ -13,9 +13,9 @@ import yaml
 
 from .errors import ConfigError, nearest
 
-RESERVED = frozenset({"checkpoint", "arrays", "model.safetensors"})
+RESERVED = frozenset({"checkpoint", "arrays", "tensorboard", "model.safetensors"})
 """What a run's folder holds besides its text files."""
-_SAFE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+_SAFE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._=,+-]*$")
 
 
 def recipes() -> dict[str, Path]:
@@ -81,11 +81,16 @@ def parse_overrides(items: Iterable[str]) -> dict[str, Any]:
         key, equals, text = item.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"an override looks like key=value, such as local.lr=0.1; got {item!r}")
-        try:
-            found[key.strip()] = _parse(text) if text else None
-        except yaml.YAMLError as error:
-            raise ConfigError(f"{key}: {text!r} is not valid YAML: {error}") from None
+        found[key.strip()] = parse_value(key, text)
     return found
+
+
+def parse_value(key: str, text: str) -> Any:
+    """The value that a text means in YAML; nothing is ``None``. ``key`` says in errors what it is for."""
+    try:
+        return _parse(text) if text else None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{key}: {text!r} is not valid YAML: {error}") from None
 
 
 def overridden(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +145,7 @@ def expand(raw: Mapping[str, Any]) -> list[Single]:
     odd = [name for name in variants if not isinstance(name, str) or not _SAFE_NAME.match(name)]
     if odd:
         raise ConfigError(
-            f"variants: names become folders: text of letters, digits, '.', '_' and '-'; got {odd} "
+            f"variants: names become folders: text of letters, digits and '._-+=,'; got {odd} "
             f"(YAML reads on, off, yes, no and numbers as something else: quote them)"
         )
     taken = [name for name in variants if name in RESERVED or name.endswith((".yaml", ".json", ".jsonl", ".html"))]

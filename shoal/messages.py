@@ -56,13 +56,17 @@ class Client:
 
     def random(self, purpose: str) -> np.random.Generator:
         """The generator for this purpose in this round; asking twice for one purpose is an error."""
+        self.claim(purpose)
+        return self.when.random(purpose, self.id)
+
+    def claim(self, purpose: str) -> None:
+        """Marks a purpose as used, without drawing; raises ``ValueError`` if it was already."""
         if purpose in self.used:
             raise ValueError(
                 f"purpose {purpose!r} used twice by client {self.id}: both uses would get the same random "
                 f"numbers; give the second one a name of its own, such as purpose={purpose + '-2'!r}"
             )
         self.used.add(purpose)
-        return self.when.random(purpose, self.id)
 
 
 @dataclass(frozen=True)

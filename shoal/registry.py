@@ -24,14 +24,19 @@ PARTS: dict[str, dict[str, str]] = {
     "data": {
         "arrays": "shoal.data.arrays:Arrays",
         "digits": "shoal.data.digits:Digits",
+        "folder": "shoal.data.folder:Folder",
+        "hub": "shoal.data.hub:Hub",
         "idx": "shoal.data.idx:Idx",
         "parquet": "shoal.data.parquet:Parquet",
+        "table": "shoal.data.table:Table",
+        "union": "shoal.data.union:Union",
     },
     "stream": {
         "static": "shoal.streams.static:StaticStream",
         "tasks": "shoal.streams.tasks:TaskStream",
     },
     "partition": {
+        "column": "shoal.streams.partitions:ByColumn",
         "dirichlet": "shoal.streams.partitions:Dirichlet",
         "draw": "shoal.streams.partitions:Draw",
         "iid": "shoal.streams.partitions:Iid",
@@ -42,7 +47,9 @@ PARTS: dict[str, dict[str, str]] = {
         "cnn": "shoal.models.cnn:cnn",
         "lenet": "shoal.models.lenet:lenet",
         "mlp": "shoal.models.mlp:mlp",
+        "resnet18": "shoal.models.resnet18:resnet18",
         "resnet20": "shoal.models.resnet:resnet20",
+        "vgg11": "shoal.models.vgg:vgg11",
     },
     "method": {
         "fedavg": "shoal.methods.fedavg:FedAvg",
@@ -74,15 +81,33 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "loss": {
         "cross_entropy": "shoal.losses:CrossEntropy",
+        "huber": "shoal.losses:Huber",
+        "mae": "shoal.losses:MeanAbsolute",
+        "mse": "shoal.losses:MeanSquared",
     },
-    "metric": {},
+    "metric": {
+        "auc": "shoal.metrics.classification:auc",
+        "balanced_accuracy": "shoal.metrics.classification:balanced_accuracy",
+        "f1": "shoal.metrics.classification:f1",
+        "mae": "shoal.metrics.regression:mae",
+        "r2": "shoal.metrics.regression:r2",
+        "rmse": "shoal.metrics.regression:rmse",
+    },
+    "tracker": {
+        "tensorboard": "shoal.track.tensorboard:TensorBoard",
+    },
     "measure": {
         "accuracy": "shoal.metrics.accuracy:Accuracy",
         "costs": "shoal.metrics.costs:Costs",
         "drift": "shoal.metrics.drift:ClientDrift",
         "backward_transfer": "shoal.metrics.transfer:BackwardTransfer",
+        "confusion": "shoal.metrics.confusion:Confusion",
+        "forgetting": "shoal.metrics.forgetting:Forgetting",
+        "forward_transfer": "shoal.metrics.forward:ForwardTransfer",
+        "movement": "shoal.metrics.movement:Movement",
         "probes": "shoal.metrics.probes:Probes",
         "server": "shoal.metrics.server:ServerStep",
+        "validation": "shoal.metrics.validation:Validation",
     },
 }
 

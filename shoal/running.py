@@ -23,8 +23,10 @@ from .folder import RunFolder, environment, versions
 from .loading import leaves
 from .progress import Quiet
 from .report.page import write_report
+from .serving import serving
 from .setup import Setup, assemble, resolve_config
 from .summary import summarise
+from .track.base import Guard, check_tracker
 
 LONG_SECONDS = 30.0
 """A run that will take longer than this says so before it starts."""
@@ -65,25 +67,33 @@ def start_run(
     force: bool = False,
     dataset: Dataset | None = None,
     progress: Quiet | None = None,
+    report: bool = True,
 ) -> RunFolder:
-    """Runs a resolved configuration in a new folder. Raises `ShoalError`; `Interrupted` on Ctrl-C."""
+    """Runs a resolved configuration in a new folder. Raises `ShoalError`; `Interrupted` on Ctrl-C.
+
+    Without ``report`` there is no ``report.html`` at the end: one of many runs gets it when somebody asks.
+    """
     folder = RunFolder(path)
     # Everything that can be wrong with the configuration or the data fails before the folder is touched.
+    check_tracker(config)
     setup = assemble(config, dataset)
     with folder.locked():
-        folder.prepare(dumped(config), force)
+        folder.prepare(dumped(setup.config), force)  # with what execution: auto was decided to be
         with going_on(path):
             _write_environment(folder, setup)
-            _go(setup, folder, None, progress or Quiet())
+            _go(setup, folder, None, progress or Quiet(), report)
     return folder
 
 
 def _write_environment(folder: RunFolder, setup: Setup) -> None:
+    folder.write_json("serving.json", serving(setup))
     found = environment(setup.dataset.fingerprint)
     folder.write_json("environment.json", {**found, "configuration": leaves(dumped(setup.config))})
 
 
-def resume_run(path: Path, *, dataset: Dataset | None = None, progress: Quiet | None = None) -> RunFolder:
+def resume_run(
+    path: Path, *, dataset: Dataset | None = None, progress: Quiet | None = None, report: bool = True
+) -> RunFolder:
     """Goes on with the run in a folder, from its last checkpoint; a finished one is left as it is."""
     folder = RunFolder(path)
     progress = progress or Quiet()
@@ -91,12 +101,13 @@ def resume_run(path: Path, *, dataset: Dataset | None = None, progress: Quiet | 
         raise RunError(f"{path} holds no run (there is no config.yaml in it)")
     if folder.finished:
         progress.say(f"{path} is finished; nothing to do")
-        if not (path / "report.html").exists():
+        if report and not (path / "report.html").exists():
             write_report(path)
         return folder
     with folder.locked(), going_on(path):
         config = resolve_config(folder.config())
         same_configuration(folder, config)
+        check_tracker(config)
         setup = assemble(config, dataset)
         _same_world(folder, setup, progress)
         state, complaints = folder.checkpoints.load()
@@ -104,12 +115,17 @@ def resume_run(path: Path, *, dataset: Dataset | None = None, progress: Quiet | 
             progress.say(f"{complaint}; falling back to the one before it")
         if state is None:
             progress.say("there is no checkpoint yet; starting from the first round")
-        _go(setup, folder, state, progress)
+        _go(setup, folder, state, progress, report)
     return folder
 
 
-FREE = ("name", "description", "execution.kind", "execution.workers", "checkpoint.every")
+FREE = ("name", "description", "execution.kind", "execution.workers", "checkpoint.every", "track")
 """Settings that may change before a resume: no number depends on them."""
+
+
+def is_free(key: str) -> bool:
+    """Whether a setting, by its dotted name, may change before a resume."""
+    return any(key == name or key.startswith(f"{name}.") for name in FREE)
 
 
 def same_configuration(folder: RunFolder, config: Config) -> None:
@@ -120,7 +136,7 @@ def same_configuration(folder: RunFolder, config: Config) -> None:
     changed = [
         f"{key} ({before.get(key, 'unset')} -> {now.get(key, 'unset')})"
         for key in sorted({*before, *now})
-        if before.get(key) != now.get(key) and key not in FREE
+        if before.get(key) != now.get(key) and not is_free(key)
     ]
     if changed:
         raise RunError(
@@ -153,7 +169,7 @@ def _same_world(folder: RunFolder, setup: Setup, progress: Quiet) -> None:
         )
 
 
-def _go(setup: Setup, folder: RunFolder, state: State | None, progress: Quiet) -> None:
+def _go(setup: Setup, folder: RunFolder, state: State | None, progress: Quiet, report: bool) -> None:
     config = setup.config
     with one_torch_thread():
         engine = make_engine(
@@ -169,7 +185,9 @@ def _go(setup: Setup, folder: RunFolder, state: State | None, progress: Quiet) -
                 folder.cut(state.metrics_bytes, state.round)
             _announce(experiment, state, progress)
             progress.begin(_title(folder, config), config.rounds, max(0, state.round))
-            keeper = _Keeper(folder, config, engine, state, progress)
+            tracker = Guard(folder.path, config, progress.say)
+            tracker.begin(state.round, folder.lines() if config.track is not None else [])
+            keeper = _Keeper(folder, config, engine, state, progress, tracker)
             try:
                 state = play_all(experiment, state, keeper.keep)
                 keeper.save(state)
@@ -178,11 +196,13 @@ def _go(setup: Setup, folder: RunFolder, state: State | None, progress: Quiet) -
                 raise Interrupted(folder.path, max(0, keeper.state.round)) from None
             finally:
                 progress.end()
-            export(folder.path / "model.safetensors", state.bank, setup.world)
+                tracker.close()
+            export(folder.path / "model.safetensors", state.bank, setup.world, serving(setup))
         finally:
             engine.close()
     folder.write_json("summary.json", summarise(folder.path))
-    write_report(folder.path)
+    if report:
+        write_report(folder.path)
 
 
 def _title(folder: RunFolder, config: Config) -> str:
@@ -201,12 +221,15 @@ def _announce(experiment: Experiment, state: State, progress: Quiet) -> None:
 class _Keeper:
     """Stores each finished round: its lines, its times, and a checkpoint when one is due."""
 
-    def __init__(self, folder: RunFolder, config: Config, engine: Engine, state: State, progress: Quiet) -> None:
+    def __init__(
+        self, folder: RunFolder, config: Config, engine: Engine, state: State, progress: Quiet, tracker: Guard
+    ) -> None:
         self.folder = folder
         self.config = config
         self.engine = engine
         self.state = state
         self.progress = progress
+        self.tracker = tracker
         self.saved = state.round if folder.checkpoints.rounds() else None
         self.began = time.perf_counter()
         self.spent = 0.0
@@ -234,6 +257,7 @@ class _Keeper:
         )
         if self._due(state.round):
             self.save(state)
+        self.tracker.write(state.round, played.lines)
         self.progress.played(state.round, played.lines)
         return state
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,17 @@ import pydantic
 from . import registry
 from .config import Config
 from .data.dataset import Dataset
+from .engine import chosen
 from .engine.augment import augmentation
 from .engine.base import find_device
 from .errors import ConfigError
 from .losses import check_arguments
+from .losses.trial import try_loss
 from .messages import World
 from .methods.base import Method
+from .metrics.accuracy import Accuracy
 from .metrics.base import Context, Measure
+from .metrics.functions import check_metrics
 from .models.factory import build_models, resolve_model
 from .participation import Selection
 from .streams.base import Stream
@@ -87,6 +91,7 @@ def resolve_config(raw: Mapping[str, Any]) -> Config:
             "model": resolve_model({"kind": "mlp", **config.model}),
             "method": _resolve_method(config.method),
             "local": config.local.model_copy(update={"learner": learner}),
+            "track": None if config.track is None else registry.resolve("tracker", config.track, "track"),
         }
     )
 
@@ -113,6 +118,12 @@ class Setup:
     measures: Mapping[str, Measure]
     selection: Selection
 
+    @property
+    def notes(self) -> list[str]:
+        """Remarks for the user, of the data, the models and the stream, each once."""
+        models = [note for model in self.world.models.values() for note in model.notes]
+        return list(dict.fromkeys([*self.dataset.notes, *models, *self.stream.notes()]))
+
 
 def build_stream(config: Config, dataset: Dataset) -> Stream:
     """The stream of a resolved configuration over a data set."""
@@ -121,6 +132,30 @@ def build_stream(config: Config, dataset: Dataset) -> Stream:
     stream = registry.build("stream", config.stream, dataset, config.seed, config.rounds, by_task)
     assert isinstance(stream, Stream)
     return stream
+
+
+def build_method(config: Config, world: World) -> Method:
+    """The method of a resolved configuration, with its learner, mean and server optimiser."""
+    learner = registry.build("learner", config.local.learner, world, config.local)
+    parts = []
+    for part in METHOD_PARTS:
+        settings = config.method[part]
+        offered = registry.accepted(part, settings["kind"], world=world, local=config.local)
+        parts.append(registry.build(part, settings, **offered))
+    own = {name: value for name, value in config.method.items() if name not in METHOD_PARTS}
+    method: Method = registry.build("method", own, world, learner, *parts)
+    return method
+
+
+def _check_metrics(metrics: Sequence[str], measures: Mapping[str, Measure], dataset: Dataset) -> None:
+    """Raises `ConfigError` for metrics that could not be measured, or whose lines would be taken for others."""
+    if metrics and not any(isinstance(measure, Accuracy) for measure in measures.values()):
+        raise ConfigError(
+            f"evaluate.metrics: {list(metrics)} are measured with the accuracy, but evaluate.measures has only "
+            f"{list(measures)}; add accuracy"
+        )
+    known = [registry.find("measure", kind) for kind in {*registry.PARTS["measure"], *measures}]
+    check_metrics(metrics, dataset, {line for kind in known for line in getattr(kind, "lines", ())})
 
 
 def assemble(config: Config, dataset: Dataset | None = None) -> Setup:
@@ -137,6 +172,7 @@ def assemble(config: Config, dataset: Dataset | None = None) -> Setup:
     models, task_models = build_models(
         config.model, stream.dataset.shape, stream.outputs, stream.task_outputs, config.seed
     )
+    config = config.model_copy(update={"execution": chosen(config.execution, models)})
     world = World(config.seed, stream.clients, config.rounds, models, stream.tasks, len(dataset.classes), task_models)
     for model in models.values():
         if model.batch_coupled and config.local.batch_size == 1:
@@ -149,15 +185,10 @@ def assemble(config: Config, dataset: Dataset | None = None) -> Setup:
             raise ConfigError(
                 f"local.undecayed: no parameter is called {sorted(unknown)}; the model has {list(model.space.names)}"
             )
-    learner = registry.build("learner", config.local.learner, world, config.local)
-    parts = []
-    for part in METHOD_PARTS:
-        settings = config.method[part]
-        offered = registry.accepted(part, settings["kind"], world=world, local=config.local)
-        parts.append(registry.build(part, settings, **offered))
-    own = {name: value for name, value in config.method.items() if name not in METHOD_PARTS}
-    method = registry.build("method", own, world, learner, *parts)
+    try_loss(config.local.loss, config.local.loss_args, stream.dataset, models["main"])
+    method = build_method(config, world)
     context = Context(world, stream, method, config.evaluate)
     measures = {name: registry.build("measure", {"kind": name}, context) for name in config.evaluate.measures}
+    _check_metrics(config.evaluate.metrics, measures, stream.dataset)
     selection = Selection(config.participation, stream.clients, lambda c: len(stream.holding(c, 1).train))
     return Setup(config, dataset, stream, world, method, measures, selection)

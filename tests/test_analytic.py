@@ -47,6 +47,7 @@ class Slope(Loss):
 
     def score(self, outputs: Tensor, y: Tensor, **args: Any) -> tuple[Tensor, Tensor]:
         flat = outputs[:, 0].float()
+        flat = torch.where(flat == 7, torch.nan, flat)
         return flat, (flat > 0).float()
 
 
@@ -224,11 +225,12 @@ def test_private_state_stays_with_its_client(tmp_path: Path) -> None:
 
 
 def test_a_target_that_cannot_be_scored_is_null_and_the_run_goes_on(tmp_path: Path) -> None:
-    result = run(tmp_path, {0: [1.0], 1: [-1.0]}, test={0: [float("1e38") * 3, float("1e38") * 3], 1: [1.0]}, rounds=2)
-    losses = [
-        line for line in RunFolder(result.folder).lines() if line.get("metric") == "loss" and line.get("client") == 1
-    ]
-    assert [line["value"] for line in losses] == [1.0, 1.0]
+    # The weight stays 1, so client 0's row of 7 gives NaN in every round.
+    result = run(tmp_path, {0: [1.0], 1: [-1.0]}, test={0: [2.0, 7.0], 1: [1.0]}, rounds=2)
+    losses = [line for line in RunFolder(result.folder).lines() if line.get("metric") == "loss"]
+    assert [line["value"] for line in losses if line["client"] == 0] == [None, None]
+    assert [line["value"] for line in losses if line["client"] == 1] == [1.0, 1.0]
+    assert result.summary["loss"] == 1.0
     text = (result.folder / "metrics.jsonl").read_text()
     assert "NaN" not in text
     assert "Infinity" not in text

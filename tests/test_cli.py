@@ -38,12 +38,14 @@ def test_run_prints_a_table_and_is_quiet_where_there_is_no_terminal(shoal: Shoal
     assert names == {
         "config.yaml",
         "environment.json",
+        "serving.json",
         "metrics.jsonl",
         "timings.jsonl",
         "summary.json",
         "checkpoint",
         "model.safetensors",
         "report.html",
+        "clients.csv",
     }
 
 
@@ -128,3 +130,39 @@ def test_variants_and_seeds_become_runs_side_by_side(shoal: Shoal, tmp_path: Pat
     assert set(result.frame()["variant"]) == {"a", "b"}
     assert shoal("run", "quickstart", *changes, "--out", "many").code == 2
     assert shoal("run", "quickstart", *changes, "--out", "many", "--force").code == 0
+
+
+def test_compare_lays_runs_side_by_side(shoal: Shoal, tmp_path: Path) -> None:
+    for seed in ("0", "1"):
+        assert shoal("run", *SMALL, f"seed={seed}", "--out", f"r{seed}").code == 0
+    said = shoal("compare", "r0", "r1")
+    assert said.code == 0, said.err
+    assert "accuracy %" in said.out
+    assert "report: runs/compare-r0-r1/report.html" in said.out
+    assert (tmp_path / "runs/compare-r0-r1/comparison.json").exists()
+    for arguments, message in (
+        (["r0"], "two folders or more"),
+        (["r0", "r0"], "twice"),
+        (["r0", "nowhere"], "holds no run"),
+        (["r0", "r1", "--out", "r0"], "holds other files"),
+    ):
+        said = shoal("compare", *arguments)
+        assert said.code == 2, arguments
+        assert message in said.err
+
+
+def test_runs_of_several_get_their_report_on_demand(shoal: Shoal, tmp_path: Path) -> None:
+    assert shoal("run", *SMALL[:2], "local.epochs=1", "variants={a: {}}", "seeds=[0, 1]", "--out", "many").code == 0
+    assert (tmp_path / "many" / "report.html").exists()
+    assert not list((tmp_path / "many").glob("*/*/report.html"))
+    assert shoal("report", "many/a/1").code == 0
+    assert shoal("report", "many/a").code == 0
+    assert (tmp_path / "many" / "a" / "1" / "report.html").exists()
+    assert library.Result(tmp_path / "many").runs["a/0"].report.exists()
+
+
+def test_an_empty_folder_has_no_report(shoal: Shoal, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    said = shoal("report", "empty")
+    assert said.code == 2
+    assert "found neither" in said.err

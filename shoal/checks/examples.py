@@ -33,6 +33,7 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
     ("server", "momentum"): [Example(), Example({"form": "heavy-ball", "nesterov": True, "lr": 0.3})],
     ("server", "adam"): [Example(), Example({"bias_correction": True}), Example({"second_moment": "momentum"})],
     ("server", "amsgrad"): [Example(), Example({"form": "reddi"})],
+    ("partition", "column"): [Example({"column": "domain"}, clients=3)],
     ("partition", "dirichlet"): [
         Example({"by": "class", "alpha": 0.3}),
         Example({"by": "client", "alpha": 0.1}),
@@ -48,6 +49,8 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
         Example({"clients": 4}),
         Example({"clients": 6, "partition": _SKEWED, "validation": 0.3}),
         Example({"clients": 50, "partition": {"kind": "draw", "rows": 12}}, shares_rows=True),
+        Example({"clients": 5, "partition": _SKEWED, "targets": "client"}),
+        Example({"partition": {"kind": "column", "column": "domain"}, "targets": "client"}),
     ],
     ("stream", "tasks"): [
         Example({"clients": 4, "tasks": 2, "by": "transform"}),

@@ -13,19 +13,21 @@ from .dataset import Dataset
 from .source import Array, Decoded, Source, assemble, class_codes
 
 _CHANNELS = (1, 2, 3, 4)
+_REGRESSION = "; to predict numbers (a regression) say learn='values'"
 
 
 def from_arrays(
     x: Array | Tensor,
-    y: Array | Tensor | Sequence[int] | Sequence[str],
+    y: Array | Tensor | Sequence[int] | Sequence[str] | Sequence[float],
     x_test: Array | Tensor | None = None,
-    y_test: Array | Tensor | Sequence[int] | Sequence[str] | None = None,
+    y_test: Array | Tensor | Sequence[int] | Sequence[str] | Sequence[float] | None = None,
     *,
     test: float = 0.2,
     columns: Mapping[str, Array | Tensor | Sequence[int] | Sequence[str]] | None = None,
     name: str = "arrays",
     seed: int = 0,
     normalize: Literal["channel", "half", "unit", "none"] = "channel",
+    learn: Literal["classes", "values"] = "classes",
 ) -> Dataset:
     """A data set from numpy arrays or torch tensors; the values are copied.
 
@@ -36,10 +38,16 @@ def from_arrays(
     row of ``x`` and then of ``x_test``. ``normalize`` is that of the other sources (for a table per feature);
     ``none`` leaves the values alone.
 
+    With ``learn="values"`` (a regression) ``y`` is numbers, ``[n]`` or ``[n, outputs]``; the models learn them with
+    mean 0 and deviation 1 over the training rows, and `Dataset.in_units` leads back.
+
     Raises `DataError` for a wrong type, shape or length, and for a NaN or an infinity.
     """
     features, peak = _features(x, "x")
-    labels = _listed(y, "y", len(features))
+    if learn not in ("classes", "values"):
+        raise DataError(f"learn: 'classes' or 'values'; got {learn!r}")
+    classed = learn == "classes"
+    wanted: Any = _labels(y, "y", len(features)) if classed else _values(y, "y", len(features))
     train_rows = None
     if (x_test is None) != (y_test is None):
         raise DataError("x_test and y_test go together; give both or neither")
@@ -51,14 +59,23 @@ def from_arrays(
                 f"x_test: rows of {more.dtype} {more.shape[1:]}, but those of x are {features.dtype} "
                 f"{features.shape[1:]}; bring both to one type and shape"
             )
-        labels = [*labels, *_listed(y_test, "y_test", len(more))]
+        if classed:
+            wanted = [*wanted, *_labels(y_test, "y_test", len(more))]
+        else:
+            further = _values(y_test, "y_test", len(more))
+            if further.shape[1] != wanted.shape[1]:
+                raise DataError(f"y_test: {further.shape[1]} values a row, but y has {wanted.shape[1]}")
+            wanted = np.concatenate([wanted, further])
         features = np.concatenate([features, more])
-    codes, classes = class_codes(labels, "y")
+    if classed:
+        codes, classes = class_codes(wanted, "y", hint=_REGRESSION)
+    else:
+        codes, classes = np.zeros(len(features), dtype=np.int64), ("all",)
     groups = {
         column: class_codes(_listed(values, f"columns[{column!r}]", len(features)), f"columns[{column!r}]")
         for column, values in (columns or {}).items()
     }
-    rows = Decoded(features, codes, classes, groups, train_rows, peak)
+    rows = Decoded(features, codes, classes, groups, train_rows, peak, values=None if classed else wanted)
     return assemble(rows, name, normalize, test=test, split_seed=seed)
 
 
@@ -72,7 +89,33 @@ def _array(values: Any, what: str) -> Array:
         raise DataError(f"{what}: rows of different lengths do not make an array: {error}") from None
 
 
-def _listed(values: Any, what: str, rows: int) -> list[Any]:
+def _labels(values: Any, what: str, rows: int) -> list[Any]:
+    return _listed(values, what, rows, _REGRESSION)
+
+
+def _values(values: Any, what: str, rows: int) -> Array:
+    """What a regression learns, float32 ``[n, outputs]``."""
+    given = _array(values, what)
+    if given.dtype.kind not in "buif":
+        raise DataError(f"{what}: learn='values' needs numbers; got {given.dtype}")
+    if given.ndim == 1:
+        given = given[:, None]
+    if given.ndim != 2 or given.shape[1] == 0:
+        raise DataError(f"{what}: learn='values' needs the shape [n] or [n, outputs]; got {given.shape}")
+    if len(given) != rows:
+        raise DataError(f"{what}: {len(given)} values for {rows} rows; there must be one for each row")
+    with np.errstate(over="ignore"):
+        found = given.astype(np.float32)
+    wrong = ~np.isfinite(found).all(axis=1)
+    if wrong.any():
+        raise DataError(
+            f"{what}: {int(wrong.sum())} rows have a value that is NaN or infinite (as float32), the first is row "
+            f"{int(wrong.argmax())}; fill them in or leave those rows out"
+        )
+    return found
+
+
+def _listed(values: Any, what: str, rows: int, hint: str = "") -> list[Any]:
     """Labels or groups as a list; a column ``[n, 1]`` is taken as ``[n]``."""
     if isinstance(values, Sequence) and not isinstance(values, str):
         found: list[Any] = list(values)
@@ -80,7 +123,7 @@ def _listed(values: Any, what: str, rows: int) -> list[Any]:
         array = _array(values, what)
         if array.ndim == 2 and array.shape[1] == 1:
             array = array[:, 0]
-        class_codes(array, what)
+        class_codes(array, what, hint=hint)
         found = array.tolist()
     if len(found) != rows:
         raise DataError(f"{what}: {len(found)} values for {rows} rows; there must be one for each row")

@@ -6,13 +6,16 @@ import gzip
 import re
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import PIL
 
 from ..errors import DataError
 from .cache import cached
 from .dataset import Dataset
+from .images import Channels, Fit, Rule, Size, fitted
 from .source import Decoded, Limit, Normalize, Source, assemble, class_codes, located
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -127,6 +130,7 @@ class Idx(Source):
 
     ``path`` is the folder, seen from ``root`` (``""``: the working directory). Names such as
     ``train-images-idx3-ubyte.gz``, ``t10k-labels.idx1-ubyte`` or ``emnist-letters-test-images-idx3-ubyte`` are known.
+    ``channels``, ``size`` and ``fit`` say what every image becomes, see `shoal.data.images.Rule`.
     """
 
     def __init__(
@@ -134,6 +138,9 @@ class Idx(Source):
         *,
         path: str,
         root: str = "",
+        channels: Channels = None,
+        size: Size = None,
+        fit: Fit = "resize",
         normalize: Normalize = "channel",
         limit: Limit = None,
         limit_test: Limit = None,
@@ -142,6 +149,7 @@ class Idx(Source):
     ) -> None:
         self.path = path
         self.root = root
+        self.rule = Rule.of(channels, size, fit)
         self.normalize = normalize
         self.limit = limit
         self.limit_test = limit_test
@@ -152,7 +160,8 @@ class Idx(Source):
         """The rows, from the cache where they were decoded before. Raises `DataError`."""
         folder = located(self.root, self.path)
         files = find_files(folder)
-        rows = cached(self.cache, list(files.values()), {"source": "idx"}, lambda: _decode(files))
+        settings = {"source": "idx", "rule": self.rule.settings(), "pillow": PIL.__version__}
+        rows = cached(self.cache, list(files.values()), settings, lambda: self._formed(files))
         return assemble(
             rows,
             folder.resolve().name,
@@ -161,3 +170,8 @@ class Idx(Source):
             limit=self.limit,
             limit_test=self.limit_test,
         )
+
+    def _formed(self, files: dict[tuple[str, str], Path]) -> Decoded:
+        rows = _decode(files)
+        pixels = fitted(rows.features, self.rule, str(files["train", "images"].parent))
+        return replace(rows, features=pixels, reader=self.rule.reader(pixels))

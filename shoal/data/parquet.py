@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import PIL
 import pyarrow
 import pyarrow.parquet
-import pydantic
 
-from ..errors import DataError, nearest
+from ..errors import DataError
+from .arrow import BLOCK, Fields, decode_rows
 from .cache import cached
 from .dataset import Dataset
-from .images import decode_images
-from .source import Amount, Array, Decoded, Limit, Normalize, Source, assemble, class_codes, located
+from .images import Channels, Fit, Rule, Size, Unreadable
+from .source import Amount, Decoded, Limit, Normalize, Source, assemble, located
 
 
 def find_files(path: Path) -> tuple[list[Path], list[Path]]:
@@ -36,38 +35,35 @@ def find_files(path: Path) -> tuple[list[Path], list[Path]]:
     return found[0], found[1]
 
 
-def _open(path: Path) -> pyarrow.parquet.ParquetFile:
-    try:
-        return pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path}: no readable parquet file (cut short?): {error}") from None
+class FileRows:
+    """The rows of a parquet file, read as they are asked for."""
 
+    reads_paths = False
 
-def _names(schema: pyarrow.Schema) -> dict[str, list[str]]:
-    """The names of the classes by column, from the metadata that Hugging Face's ``datasets`` writes."""
-    try:
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {c: f["names"] for c, f in features.items() if isinstance(f, dict) and isinstance(f.get("names"), list)}
-    except (KeyError, ValueError, TypeError, AttributeError):
-        return {}
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = str(path)
+        with self._open() as file:
+            self.schema: pyarrow.Schema = file.schema_arrow
+            self.count = int(file.metadata.num_rows)
 
+    def _open(self) -> pyarrow.parquet.ParquetFile:
+        try:
+            return pyarrow.parquet.ParquetFile(self.path)
+        except (pyarrow.ArrowInvalid, OSError) as error:
+            raise DataError(f"{self.path}: no readable parquet file (cut short?): {error}") from None
 
-def _column(files: Sequence[Path], column: str) -> list[Any]:
-    values: list[Any] = []
-    for path in files:
-        with _open(path) as file:
-            values += file.read(columns=[column]).column(column).to_pylist()
-    return values
+    def column(self, name: str) -> list[Any]:
+        """All values of a column."""
+        with self._open() as file:
+            values: list[Any] = file.read(columns=[name]).column(name).to_pylist()
+        return values
 
-
-def _images(files: Sequence[Path], column: str) -> Iterator[bytes | None]:
-    for path in files:
-        with _open(path) as file:
-            for batch in file.iter_batches(batch_size=1024, columns=[column]):
-                images = batch.column(0)
-                if pyarrow.types.is_struct(images.type):
-                    images = images.flatten()[images.type.get_field_index("bytes")]
-                yield from (image.as_py() for image in images)
+    def blocks(self, name: str) -> Iterator[pyarrow.Array]:
+        """A column in blocks of a bounded number of rows."""
+        with self._open() as file:
+            for batch in file.iter_batches(batch_size=BLOCK, columns=[name]):
+                yield batch.column(0)
 
 
 class Parquet(Source):
@@ -78,8 +74,8 @@ class Parquet(Source):
     gives, if any. ``columns`` are further columns kept as groupings of the rows (a domain, a client).
 
     Without a test file, ``test`` (a share below 1, or a number of rows) is held out, drawn with ``split_seed``,
-    stratified by label and ``columns``; with ``test_by: domain`` out of every domain. ``size`` resizes all images to
-    ``size x size``.
+    stratified by label and ``columns``; with ``test_by: domain`` out of every domain. ``channels``, ``size``, ``fit``
+    and ``unreadable`` say what every image becomes, see `shoal.data.images.Rule`.
     """
 
     def __init__(
@@ -90,7 +86,10 @@ class Parquet(Source):
         image: str = "image",
         label: str = "label",
         columns: list[str] | None = None,
-        size: Annotated[int, pydantic.Field(ge=1)] | None = None,
+        channels: Channels = None,
+        size: Size = None,
+        fit: Fit = "resize",
+        unreadable: Unreadable = "error",
         test: Amount = 0.2,
         test_by: str | None = None,
         split_seed: int = 0,
@@ -101,10 +100,8 @@ class Parquet(Source):
     ) -> None:
         self.path = path
         self.root = root
-        self.image = image
-        self.label = label
-        self.columns = list(columns or ())
-        self.size = size
+        self.fields = Fields(image, label, tuple(columns or ()))
+        self.rule = Rule.of(channels, size, fit, unreadable)
         self.test = test
         self.test_by = test_by
         self.split_seed = split_seed
@@ -120,8 +117,8 @@ class Parquet(Source):
         settings = {
             "source": "parquet",
             "files": [len(train), len(test)],
-            "columns": [self.image, self.label, *self.columns],
-            "size": self.size,
+            "columns": [self.fields.image, self.fields.label, *self.fields.columns],
+            "rule": self.rule.settings(),
             "pillow": PIL.__version__,  # its version may change the pixels of a JPEG
         }
         rows = cached(self.cache, [*train, *test], settings, lambda: self._decode(train, test))
@@ -137,36 +134,5 @@ class Parquet(Source):
         )
 
     def _decode(self, train: Sequence[Path], test: Sequence[Path]) -> Decoded:
-        files = [*train, *test]
-        counts = [self._check(path) for path in files]
-        if sum(counts) == 0:
-            raise DataError(f"{files[0].parent}: there is no row in {', '.join(path.name for path in files)}")
-        with _open(files[0]) as file:
-            names = _names(file.schema_arrow)
-
-        def coded(column: str) -> tuple[Array, tuple[str, ...]]:
-            return class_codes(_column(files, column), f"{files[0].parent}, column {column!r}", names.get(column))
-
-        labels, classes = coded(self.label)
-        columns = {column: coded(column) for column in self.columns}
-        what = f"{files[0].parent}, column {self.image!r}"
-        features = decode_images(lambda: _images(files, self.image), sum(counts), self.size, what)
-        return Decoded(features, labels, classes, columns, sum(counts[: len(train)]) if test else None)
-
-    def _check(self, path: Path) -> int:
-        """The number of rows of a file that has all columns."""
-        with _open(path) as file:
-            schema = file.schema_arrow
-            wanted = [("image", self.image), ("label", self.label), *(("columns", c) for c in self.columns)]
-            for setting, column in wanted:
-                if column not in schema.names:
-                    raise DataError(f"data.{setting}: {path} has no column {column!r}; {nearest(column, schema.names)}")
-            kind = inner = schema.field(self.image).type
-            if pyarrow.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-                inner = kind.field("bytes").type
-            if not (pyarrow.types.is_binary(inner) or pyarrow.types.is_large_binary(inner)):
-                raise DataError(
-                    f"data.image: column {self.image!r} of {path} holds {kind}; it needs encoded images as bytes or as "
-                    f"structs with 'bytes'"
-                )
-            return int(file.metadata.num_rows)
+        parts = [[FileRows(path) for path in files] for files in (train, test)]
+        return decode_rows(parts[0], parts[1], self.fields, self.rule, str(train[0].parent))

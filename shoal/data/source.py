@@ -51,6 +51,10 @@ class Decoded:
     notes: tuple[str, ...] = ()
     reader: Mapping[str, Any] = field(default_factory=dict)
     """`Dataset.reader`; JSON."""
+    held: Array | None = None
+    """The positions of the source's own test rows, ascending, where they do not come last; ``train_rows`` is None."""
+    flags: Array | None = None
+    """Features of a table that are 0 or 1 and stay so, whatever the normalisation: bool ``[features]``."""
 
     def arrays(self) -> dict[str, Array]:
         """All arrays by a name that can be part of a file's."""
@@ -110,12 +114,15 @@ def assemble(
     ``test_by`` names a column; ``test`` is then held out of each of its groups. Raises `DataError` or `ConfigError`.
     """
     n = len(rows.labels)
-    if n == 0 or rows.train_rows == 0:
+    if n == 0 or rows.train_rows == 0 or (rows.held is not None and len(rows.held) == n):
         raise DataError(f"{name}: there is no training row")
     if test_by is not None and test_by not in rows.columns:
         hint = nearest(test_by, rows.columns) if rows.columns else "name it in data.columns"
         raise ConfigError(f"data.test_by: {name} has no column {test_by!r}; {hint}")
-    if rows.train_rows is None:
+    if rows.held is not None:
+        held = rows.held
+        train = np.setdiff1d(np.arange(n), held, assume_unique=True)
+    elif rows.train_rows is None:
         by = None if test_by is None else rows.columns[test_by][0]
         codes = [codes for codes, _ in rows.columns.values()]
         held = hold_out(rows.labels, codes, test, generator(split_seed, "test rows"), by)
@@ -125,6 +132,8 @@ def assemble(
     train = _cut(train, limit, split_seed, "limit")
     held = _cut(held, limit_test, split_seed, "limit_test")
     scale, offset = normalisation(rows.features, train, normalize, rows.peak)
+    if rows.flags is not None:
+        scale[rows.flags], offset[rows.flags] = 1.0, 0.0
     values = _standardised(rows.values, train)
     return Dataset(
         name=name,
@@ -216,22 +225,23 @@ def _moments(features: Array, rows: Array) -> tuple[Array, Array]:
 
 
 def class_codes(
-    values: Sequence[Any] | Array, what: str, names: Sequence[str] | None = None
+    values: Sequence[Any] | Array, what: str, names: Sequence[str] | None = None, hint: str = ""
 ) -> tuple[Array, tuple[str, ...]]:
     """Labels or a grouping column as dense codes and original names; ``names`` are those that the source gives.
 
-    Raises `DataError` for values that are neither integers nor strings, and for a code outside the names.
+    Raises `DataError` for values that are neither integers nor strings (``hint`` ends the message), and for a code
+    outside the names.
     """
     given = _uniform(values, what)
     if given.ndim != 1:
-        hint = "; one-hot rows become labels with argmax(1)" if given.ndim == 2 else ""
-        raise DataError(f"{what}: needs one value per row; got the shape {given.shape}{hint}")
+        fix = "; one-hot rows become labels with argmax(1)" if given.ndim == 2 else ""
+        raise DataError(f"{what}: needs one value per row; got the shape {given.shape}{fix}")
     if given.dtype.kind == "b":
         given = given.astype(np.int64)
     if given.dtype.kind not in "iuU":
         raise DataError(
             f"{what}: needs integers or strings; got {given.dtype}, such as {given[:3].tolist()}; convert them, "
-            f"for example with astype(int)"
+            f"for example with astype(int){hint}"
         )
     if names is None or given.dtype.kind == "U":
         return encode(given)

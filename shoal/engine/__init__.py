@@ -11,10 +11,21 @@ from ..config import Execution
 from ..data.dataset import Dataset
 from ..models.base import Model
 from .base import Engine, find_device, one_torch_thread
+from .dense import dense_of
 from .serial import Serial
+from .stacked import Stacked
 from .workers import Workers
 
-__all__ = ["Engine", "Serial", "Workers", "make_engine", "one_torch_thread"]
+__all__ = ["Engine", "Serial", "Stacked", "Workers", "chosen", "make_engine", "one_torch_thread"]
+
+
+def chosen(execution: Execution, models: Mapping[str, Model]) -> Execution:
+    """The settings with ``auto`` decided: by model, device and precision, never by the number of cores."""
+    if execution.kind != "auto":
+        return execution
+    plain = find_device(execution.device).type == "cpu" and execution.precision == "float32"
+    dense = plain and all(dense_of(model) is not None for model in models.values())
+    return execution.model_copy(update={"kind": "stacked" if dense else "workers"})
 
 
 def make_engine(
@@ -33,6 +44,7 @@ def make_engine(
         # float32 means float32: TF32 has ten bits of mantissa.
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
-    if execution.kind == "serial":
-        return Serial(models, dataset, device, execution.precision, loss, loss_args)
+    if execution.kind in ("serial", "stacked"):
+        plain = Serial if execution.kind == "serial" else Stacked
+        return plain(models, dataset, device, execution.precision, loss, loss_args)
     return Workers(models, dataset, device, execution.precision, loss, loss_args, workers=execution.workers)

@@ -355,13 +355,17 @@ def _drift(squared: Sequence[tuple[Tensor, Tensor]], work: Workspace, start: Ten
 
 
 def cosine_distance(start: Tensor, away: Tensor, squared: float) -> float:
-    """1 - cos between ``start`` and ``start + away``, accurate when they are close; ``squared`` is ``|away|^2``.
+    """1 - cos between ``start`` and ``start + away``, accurate when they are close; ``squared`` is ``|away|^2``."""
+    return between(float(torch.dot(start, start)), float(torch.dot(away, start)), squared)
+
+
+def between(length: float, dot: float, squared: float) -> float:
+    """1 - cos between ``a`` and ``a + d``, from ``length = a.a``, ``dot = d.a`` and ``squared = d.d``.
 
     From ``|a-b|^2 - (|a|-|b|)^2 = 2 |a||b| (1 - cos)``, with ``|a|-|b| = (|a|^2-|b|^2) / (|a|+|b|)``: nothing
     cancels. 0 if both vectors are zero, 1 if one is.
     """
-    length = float(torch.dot(start, start))
-    growth = 2 * float(torch.dot(away, start)) + squared
+    growth = 2 * dot + squared
     before, after = length**0.5, max(0.0, length + growth) ** 0.5
     if before == 0 or after == 0:
         return 0.0 if before == after else 1.0

@@ -1,7 +1,8 @@
-"""Drives one client program: sends each request to the kernel and the answer back to the program."""
+"""Drives client programs: sends each request to a kernel and the answer back to the program."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from collections.abc import Callable, Generator
@@ -13,7 +14,7 @@ import torch
 
 from ..bank import Buffers
 from ..messages import Assignment, Client, Failure, Job, Outcome, Update
-from ..requests import Evaluate, Fit, FitResult, Gradient, Probe, Score
+from ..requests import Evaluate, Fit, FitResult, Gradient, Probe, Request, Score
 from .kernel import Kernel, SimulatedCrash
 
 Train = Callable[[Assignment, Client], Any]
@@ -25,61 +26,119 @@ class Stopped(Exception):
     """The run was interrupted; the round is given up."""
 
 
-def run_job(kernel: Kernel, train: Train, job: Job, stopped: Callable[[], bool] = lambda: False) -> Outcome:
-    """What one client answers. An exception of its program becomes a `Failure` that names it."""
-    began = time.perf_counter()
-    fits: list[FitResult] = []
-    probes: list[tuple[str, Score]] = []
-    # A copy of its own, so that a job can be run twice: purposes may be used once per program.
-    client = replace(job.client, used=set())
-    answer: Update | Failure
-    try:
-        program = train(job.given, client)
+class Running:
+    """One client program while it runs: what it asks for, and at its end what it answered.
+
+    An exception of the program, or of what it asked for, becomes a `Failure` that names it: a client may fail in
+    any way, and the round goes on without it.
+    """
+
+    def __init__(self, train: Train, job: Job) -> None:
+        self.job = job
+        # A copy of its own, so that a job can be run twice: purposes may be used once per program.
+        self.client = replace(job.client, used=set())
+        self.request: Request | None = None
+        """What the program waits for; ``None`` when it has ended."""
+        self._answer: Update | Failure | None = None
+        self._fits: list[FitResult] = []
+        self._probes: list[tuple[str, Score]] = []
+        self._program: Generator[Any, Any, Any] | None = None
+        self._began = time.perf_counter()
+        try:
+            self._begin(train)
+        except (Exception, SystemExit) as error:
+            self.fail(error)
+
+    def _begin(self, train: Train) -> None:
+        program = train(self.job.given, self.client)
         if isinstance(program, Generator):
-            answer = _drive(kernel, program, job, client, fits, probes, stopped)
+            self._program = program
+            self._advance(None)
         else:
-            answer = program
+            self._end(program)
+
+    def _advance(self, result: Any) -> None:
+        assert self._program is not None
+        try:
+            asked = self._program.send(result)
+        except StopIteration as stop:
+            self._end(stop.value)
+            return
+        if not isinstance(asked, Fit | Evaluate | Gradient | Probe):
+            raise TypeError(f"a program may yield Fit, Evaluate, Gradient or Probe; got {type(asked).__name__}")
+        self.request = asked
+
+    def _end(self, answer: Any) -> None:
+        self.request = None
         if not isinstance(answer, Update):
             raise TypeError(f"train must give an Update; got {type(answer).__name__}")
-        if job.crash:  # a fit would have crashed half-way
+        if self.job.crash:  # a fit would have crashed half-way
             raise SimulatedCrash("simulated crash of a client that trained nothing")
-    except Stopped:
-        raise
-    except (Exception, SystemExit) as error:  # a client may fail in any way; the round goes on without it
-        answer = Failure(describe_error(error))
-    return Outcome(job.client.id, answer, tuple(fits), tuple(probes), time.perf_counter() - began)
+        self._answer = answer
+
+    def give(self, result: Any) -> None:
+        """The answer to the request; the program goes on to its next one."""
+        if isinstance(result, FitResult):
+            self._fits.append(replace(result, vector=_NOTHING, buffers=Buffers(), slots=None))
+        if isinstance(self.request, Probe):
+            self._probes.append((self.request.label, result[0]))
+            result = None
+        try:
+            self._advance(result)
+        except (Exception, SystemExit) as error:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the program with this error."""
+        self.request = None
+        self._answer = Failure(describe_error(error))
+        self.close()
+
+    def close(self) -> None:
+        """Ends the program early."""
+        if self._program is not None:
+            with contextlib.suppress(Exception):  # what a program does while it is closed is of no interest
+                self._program.close()
+
+    def outcome(self) -> Outcome:
+        """What the client answered, and what was seen on the way."""
+        assert self._answer is not None
+        seconds = time.perf_counter() - self._began
+        return Outcome(self.job.client.id, self._answer, tuple(self._fits), tuple(self._probes), seconds)
 
 
-def _drive(
-    kernel: Kernel,
-    program: Generator[Any, Any, Any],
-    job: Job,
-    client: Client,
-    fits: list[FitResult],
-    probes: list[tuple[str, Score]],
-    stopped: Callable[[], bool],
-) -> Any:
-    result: Any = None
-    while True:
+def run_job(kernel: Kernel, train: Train, job: Job, stopped: Callable[[], bool] = lambda: False) -> Outcome:
+    """What one client answers."""
+    program = Running(train, job)
+    while program.request is not None:
         if stopped():
             program.close()
             raise Stopped
-        try:
-            request = program.send(result)
-        except StopIteration as stop:
-            return stop.value
-        if isinstance(request, Fit):
-            result = kernel.fit(request, client, crash=job.crash)
-            fits.append(replace(result, vector=_NOTHING, buffers=Buffers(), slots=None))
-        elif isinstance(request, Evaluate):
-            result = kernel.evaluate(request.models, request.rows, request.loss)
-        elif isinstance(request, Gradient):
-            result = kernel.gradient(request)
-        elif isinstance(request, Probe):
-            probes.append((request.label, kernel.evaluate((request.model,), job.test)[0]))
-            result = None
-        else:
-            raise TypeError(f"a program may yield Fit, Evaluate, Gradient or Probe; got {type(request).__name__}")
+        step(kernel, program)
+    return program.outcome()
+
+
+def step(kernel: Kernel, program: Running) -> None:
+    """Does what one program asks for on the kernel, and gives it the answer."""
+    try:
+        result = answered(kernel, program)
+    except (Exception, SystemExit) as error:
+        program.fail(error)
+    else:
+        program.give(result)
+
+
+def answered(kernel: Kernel, program: Running) -> Any:
+    """The kernel's answer to what a program asks for."""
+    request = program.request
+    if isinstance(request, Fit):
+        return kernel.fit(request, program.client, crash=program.job.crash)
+    if isinstance(request, Evaluate):
+        return kernel.evaluate(request.models, request.rows, request.loss)
+    if isinstance(request, Gradient):
+        return kernel.gradient(request)
+    assert isinstance(request, Probe)
+    return kernel.evaluate((request.model,), program.job.test)
 
 
 def describe_error(error: BaseException) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -44,7 +44,8 @@ class Seen:
 
     ``outcomes`` are all answers of the engine, one per assignment and in the same order, ``accepted`` the updates
     that reached the bank, ``holdings`` what each participant held. ``trained`` maps an entry to the clients that
-    trained it and whose update reached it. ``score`` measures models on rows.
+    trained it and whose update reached it. ``score`` measures models on rows. ``shared`` is where the measures of this
+    one round leave for each other what need not be found out twice, see `shoal.metrics.serving`.
     """
 
     when: Moment
@@ -57,6 +58,7 @@ class Seen:
     trained: Mapping[Key, tuple[int, ...]]
     score: Scorer
     last: bool
+    shared: dict[Any, Any] = field(default_factory=dict)
 
 
 class Measure:
@@ -66,6 +68,8 @@ class Measure:
     """
 
     part: ClassVar[str] = "measure"
+    lines: ClassVar[tuple[str, ...]] = ()
+    """The ``metric`` names of its lines; no metric of ``evaluate.metrics`` may have one of them."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ..messages import Update
 from .base import Line, Measure, Seen
@@ -23,6 +23,15 @@ class Costs(Measure):
     - ``training_loss``: mean loss of these fits, weighted by the rows seen; fits whose loss is not finite are
       left out. ``rows`` says how many rows are behind it.
     """
+
+    lines: ClassVar[tuple[str, ...]] = (
+        "bytes_down",
+        "total_bytes_down",
+        "bytes_up",
+        "total_bytes_up",
+        "client_steps",
+        "training_loss",
+    )
 
     def observe(self, seen: Seen, memory: Mapping[str, Any]) -> tuple[list[Line], Mapping[str, Any]]:
         """Six lines."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ..messages import Update
 from ..requests import FitResult
@@ -40,6 +40,8 @@ class ClientDrift(Measure):
     round first gives its own mean over them. A client whose number is not finite is left out; ``clients``
     says how many are in the mean. No line where nobody trained.
     """
+
+    lines: ClassVar[tuple[str, ...]] = tuple(_METRICS.values())
 
     def observe(self, seen: Seen, memory: Mapping[str, Any]) -> tuple[list[Line], Mapping[str, Any]]:
         """Up to six lines."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from .base import Line, Measure, Seen
 from .values import finite
@@ -15,6 +15,8 @@ class Probes(Measure):
     Null where the client has no test rows or the number is not finite. Probes of clients that failed later
     are logged too: they may show why.
     """
+
+    lines: ClassVar[tuple[str, ...]] = ("probe",)
 
     def observe(self, seen: Seen, memory: Mapping[str, Any]) -> tuple[list[Line], Mapping[str, Any]]:
         """The lines, by client and in the order in which its program asked."""

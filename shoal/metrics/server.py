@@ -7,7 +7,7 @@ far above, the constant does nothing. Both medians are over the coordinates of a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -26,6 +26,8 @@ class ServerStep(Measure):
     (``vhat`` in Reddi's AMSGrad), before bias correction. ``effective_step``: the median of rate over
     denominator, the factor that scales the momentum. Both have the ``entry``'s key.
     """
+
+    lines: ClassVar[tuple[str, ...]] = _NAMES
 
     def observe(self, seen: Seen, memory: Mapping[str, Any]) -> tuple[list[Line], Mapping[str, Any]]:
         """The lines of this round; it remembers nothing."""

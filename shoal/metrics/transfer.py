@@ -27,13 +27,12 @@ from typing import Any, NamedTuple
 
 from ..streams.base import phase_of
 from .base import Line, Measure
+from .history import Table, history
 from .values import finite, mean
 
 HORIZON = 5
 """How many rounds of a task in a new phase are looked at."""
 
-Table = Mapping[int, Mapping[int, float | None]]
-"""Accuracies: task -> round -> value; a cell may be ``None`` or missing."""
 Firsts = Mapping[int, Mapping[int, int]]
 """Phase (from 0) -> task -> the first round of that phase in which the task was trained."""
 
@@ -169,20 +168,7 @@ class BackwardTransfer(Measure):
         Nothing if the stream has no tasks or no second phase, or no task's accuracy was measured. Where a
         task has several accuracies in a round (one per client, say), their plain mean is used.
         """
-        stream = next((line for line in lines if line.get("record") == "stream"), {})
-        boundaries, tasks = list(stream.get("boundaries") or ()), int(stream.get("tasks") or 0)
-        cells: dict[int, dict[int, list[float | None]]] = {}
-        trained: dict[int, set[int]] = {}
-        rounds = 0
-        for line in lines:
-            if line.get("metric") == "accuracy" and isinstance(line.get("task"), int):
-                cells.setdefault(line["task"], {}).setdefault(line["round"], []).append(line["value"])
-            elif line.get("record") == "round":
-                rounds = max(rounds, line["round"])
-                for task, clients in line.get("trained_tasks", {}).items():
-                    if clients:
-                        trained.setdefault(int(task), set()).add(line["round"])
-        if not (boundaries and tasks and cells):
+        run = history(lines)
+        if not (run.boundaries and run.tasks and run.accuracy):
             return {}
-        table = {task: {round: mean(values) for round, values in row.items()} for task, row in cells.items()}
-        return {"bwt_f": backward_transfer(table, boundaries, trained, tasks, rounds)}
+        return {"bwt_f": backward_transfer(run.accuracy, run.boundaries, run.trained, run.tasks, run.rounds)}

@@ -58,6 +58,8 @@ class Model:
         self.buffers = BufferSpace(self._template)
         self.batch_coupled = _is_batch_coupled(self._template)
         """Whether a row's output depends on the other rows of its batch (BatchNorm in training mode)."""
+        self.notes: tuple[str, ...] = ()
+        """What a user should know of where its numbers come from. Shown by ``shoal show`` and in the report."""
 
     def _seeded(self, rng: np.random.Generator) -> nn.Module:
         with torch.random.fork_rng(devices=[]):

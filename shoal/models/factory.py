@@ -15,19 +15,24 @@ from ..errors import ConfigError
 from ..parameters import check_prefix, is_under
 from .base import Model, Shape, set_mode
 from .own import GIVEN, build_own, is_own, parameters_of, resolve_own
+from .weights import Weights, check_weights
 
 
 class _Common(pydantic.BaseModel):
     """Settings that every kind of model has.
 
     ``segments``: names of parameters, or prefixes of them, by segment (default: ``features`` and
-    ``classifier``). ``freeze``: prefixes of parameters that are constants: never trained, never sent.
+    ``classifier``). ``freeze``: prefixes of parameters that are constants: never trained, never sent. ``weights``:
+    the file that every model starts from, see `shoal.models.weights`; ``weights_sha256`` is filled in, so that a
+    run goes on with no other file.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
     segments: dict[str, list[str]] | None = None
     freeze: list[str] = []
+    weights: str | None = None
+    weights_sha256: str | None = None
 
 
 COMMON = tuple(_Common.model_fields)
@@ -53,6 +58,10 @@ def resolve_model(settings: Mapping[str, Any] | str) -> dict[str, Any]:
         resolved = resolve_own(target, own, COMMON)
     else:
         resolved = registry.resolve("model", given, extra=COMMON)
+    if common.weights is None and common.weights_sha256 is not None:
+        raise ConfigError("model.weights_sha256: is of a file in model.weights, which is not set")
+    if common.weights is not None:
+        common = common.model_copy(update={"weights_sha256": check_weights(common.weights, common.weights_sha256)})
     return {**resolved, **common.model_dump(mode="json")}
 
 
@@ -63,9 +72,10 @@ def build_models(
 
     ``"main"`` has ``outputs`` outputs; with ``task_outputs`` (one number per task) it has the most common of
     them (the largest of several), and each other size makes a model of its own, such as ``"main-3"``. Frozen
-    parameters are the same in all. Every model is tried on two rows of this shape.
+    parameters are the same in all. With ``weights`` every model starts from that file, also in `Model.initial`; what
+    was taken is in `Model.notes`. Every model is tried on two rows of this shape.
 
-    Raises `ConfigError` for a module that does not fit: inputs, outputs, prefixes, or random numbers from
+    Raises `ConfigError` for a module that does not fit: inputs, outputs, prefixes, weights, or random numbers from
     torch's global generator.
     """
     counts = Counter(task_outputs)
@@ -74,17 +84,30 @@ def build_models(
         raise ConfigError(f"model: a head needs at least one output; got {min(sizes)}")
     names = {size: f"main-{size}" if i else "main" for i, size in enumerate(sizes)}
     models: dict[str, Model] = {}
+    weights = _weights(settings)
     for size, name in names.items():
+        said: dict[str, None] = {}
         try:
-            make = _maker(settings, shape, size)
+            make = _maker(settings, shape, size, weights, said)
             models[name] = Model(name, make, settings.get("segments"), seed, models.get("main"))
         except ValueError as error:
             raise ConfigError(f"model: {error}") from error
+        models[name].notes = tuple(said)
         _try(models[name], settings["kind"], shape, size)
     return models, tuple(names[size] for size in task_outputs)
 
 
-def _maker(settings: Mapping[str, Any], shape: Shape, outputs: int) -> Callable[[], nn.Module]:
+def _weights(settings: Mapping[str, Any]) -> Weights | None:
+    given = settings.get("weights")
+    if given is None:
+        return None
+    check_weights(given, settings.get("weights_sha256"))
+    return Weights(given)
+
+
+def _maker(
+    settings: Mapping[str, Any], shape: Shape, outputs: int, weights: Weights | None, said: dict[str, None]
+) -> Callable[[], nn.Module]:
     kind = settings["kind"]
     target = registry.find("model", kind)
     own = {name: value for name, value in settings.items() if name not in COMMON}
@@ -95,6 +118,8 @@ def _maker(settings: Mapping[str, Any], shape: Shape, outputs: int) -> Callable[
         module = build_own(target, own, given) if is_own(target) else registry.build("model", own, **given)
         if not isinstance(module, nn.Module):
             raise ConfigError(f"model.kind: {kind!r} gives a {type(module).__name__}, not a torch.nn.Module")
+        if weights is not None:
+            said[weights.load(module)] = None  # before freezing: the head is the last linear layer, frozen or not
         _freeze(module, settings.get("freeze", ()))
         return module
 

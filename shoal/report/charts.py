@@ -7,6 +7,7 @@ Legends are HTML: they wrap on a phone and switch lines on and off in all charts
 from __future__ import annotations
 
 import html
+import itertools
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,17 @@ class Chart(NamedTuple):
     title: str
     figure: go.Figure
     wide: bool = False
+
+
+class Choice(NamedTuple):
+    """What a reader can choose above charts: its name, and the options, of which the first is shown at the start."""
+
+    label: str
+    options: Sequence[str]
+
+
+View = Sequence[int | None]
+"""When a trace shows: the number of the chosen option of each choice; ``None`` is any of them."""
 
 
 class Key(NamedTuple):
@@ -63,17 +75,20 @@ def lines(
     digits: str = ".1f",
     dashed: str | None = None,
     floor: float | None = None,
-    view: str | None = None,
+    view: View | None = None,
+    gaps: bool = False,
 ) -> list[go.Scatter]:
     """The traces of one curve: its mean over seeds, and a band of one standard deviation where there are seeds.
 
     The band ends at ``floor``, if the number cannot be lower. With a ``view`` the curve shows only in that one.
+    With ``gaps`` two rounds are joined only if no round lies between them: what was not measured is a gap.
     """
     chosen = thinned(spread.rounds, boundaries)
     rounds = [spread.rounds[i] for i in chosen]
     mean = [_short(spread.mean[i] * scale) for i in chosen]
     sd = [_short(spread.sd[i] * scale) for i in chosen]
-    meta = None if view is None else {"view": view}
+    meta = None if view is None else {"view": list(view)}
+    step = min((b - a for a, b in itertools.pairwise(rounds)), default=1)
     traces = []
     if any(sd):
         low = [m - s if floor is None else max(floor, m - s) for m, s in zip(mean, sd, strict=True)]
@@ -92,23 +107,37 @@ def lines(
                 meta=meta,
             )
         )
+    x, y = (rounds, mean) if not gaps else _with_gaps(rounds, mean, step)
     more = f" ± %{{customdata:{digits}}}" if any(sd) else ""
     traces.append(
         go.Scatter(
-            x=rounds,
-            y=mean,
+            x=x,
+            y=y,
             name=plain(name),
             legendgroup=group,
             showlegend=False,
             meta=meta,
             customdata=sd if any(sd) else None,
-            mode="lines+markers" if len(rounds) <= 60 else "lines",
+            mode="lines+markers" if len(rounds) <= 60 or gaps else "lines",
             marker={"size": 4, "color": colour(place)},
             line={"color": colour(place), "width": 2, "dash": dashed or dash(place)},
             hovertemplate=f"%{{y:{digits}}}{more}",
         )
     )
     return traces
+
+
+def _with_gaps(rounds: list[int], values: list[float], step: int) -> tuple[list[int], list[float | None]]:
+    """The curve with an empty point wherever more than a step lies between two rounds."""
+    x: list[int] = rounds[:1]
+    y: list[float | None] = [*values[:1]]
+    for (before, round), value in zip(itertools.pairwise(rounds), values[1:], strict=True):
+        if round - before > step:
+            x.append(before + step)
+            y.append(None)
+        x.append(round)
+        y.append(value)
+    return x, y
 
 
 def figure(
@@ -152,19 +181,22 @@ def figure(
     return go.Figure(list(traces), layout)
 
 
-def group(charts: Sequence[Chart], legend: Sequence[Key] = (), views: Sequence[str] = ()) -> str:
+def group(charts: Sequence[Chart], legend: Sequence[Key] = (), choices: Sequence[Choice] = (), beside: str = "") -> str:
     """Charts that belong together, under one legend, as many side by side as the page is wide.
 
-    With ``views`` the reader chooses which of them all the charts show; the first one is shown at the start.
+    With ``choices`` the reader chooses what all the charts show, see `View`. ``beside`` is HTML of further boxes.
     """
-    choice = ""
-    if views:
-        options = "".join(f"<option>{esc(view)}</option>" for view in views)
-        choice = f'<label class="views">Show <select autocomplete="off">{options}</select></label>'
+    choice = "".join(_choice(one) for one in choices if len(one.options) > 1 or len(choices) > 1)
     keys = "".join(_key(key) for key in legend)
     legend_html = f'<div class="legend" role="group" aria-label="Legend">{keys}</div>' if keys else ""
     frames = "".join(_frame(chart) for chart in charts)
-    return f'<div class="charts">{choice}{legend_html}<div class="grid">{frames}</div></div>'
+    return f'<div class="charts">{choice}{legend_html}<div class="grid">{frames}{beside}</div></div>'
+
+
+def _choice(choice: Choice) -> str:
+    options = "".join(f'<option value="{i}">{esc(option)}</option>' for i, option in enumerate(choice.options))
+    only = " hidden" if len(choice.options) == 1 else ""
+    return f'<label class="views"{only}>{esc(choice.label)} <select autocomplete="off">{options}</select></label>'
 
 
 def _key(key: Key) -> str:

@@ -6,18 +6,31 @@ from collections.abc import Mapping
 from typing import Any
 
 from .load import Runs
-from .numbers import NUMBERS, SCOPES
+from .numbers import METRICS, NUMBERS, OVER_TARGETS, SCOPES
 from .parts import Section, esc
+from .series import further_metrics, lead_metric
 
 TERMS = {
     "Round": "The clients that take part receive models, train them on their own rows, and send back what changed.",
-    "Phase, boundary": "In a phase every client keeps its task; at the boundary between two phases clients go on to "
-    "their next one. The dashed lines in the charts are the boundaries.",
+    "Phase, boundary": "In a phase every client keeps what it holds (its task, its concept); at the boundary between "
+    "two phases that changes. The dashed lines in the charts are the boundaries.",
     "Target": "What an accuracy is measured on: the test rows of a task, a concept, or a client.",
     "Points": "Differences of percentages: from 81 % to 77 % are 4 points.",
-    "± (spread of the seeds)": "The sample standard deviation over the seeds. A difference of two variants is called "
-    "beyond the spread if it is larger than the root of the sum of their variances: the standard deviation that the "
-    "difference of two single runs would have. It is a reading aid, not a test.",
+    "± (spread of the seeds)": "The sample standard deviation over the seeds. Where two variants have fewer than two "
+    "seeds in common there is no test; a difference is then called beyond the spread if it is larger than the root of "
+    "the sum of their variances. That is a reading aid, not a test.",
+    "Paired t-test, within noise": "For every seed that two variants share, the difference of their final numbers; the "
+    "test asks whether the mean of these differences could be 0. p is the chance of a mean at least as far from 0 if "
+    "there were no difference. The interval holds the true mean difference in 95 of 100 such comparisons. Differences "
+    "that a corrected p of 0.05 or more leaves open are called within noise.",
+    "Holm's correction": "Of many comparisons some look large by chance. The smallest p is multiplied by the number of "
+    "pairs, the next by one less, and so on (Holm 1979).",
+    "Wilcoxon": "The signed-rank test on the same differences, from six seeds on: it looks at their order alone, so "
+    "that a single odd seed counts less.",
+    "Shared rank": "Variants share a rank if no corrected test separates them from the best of that rank.",
+    "Entry": "One model that the server keeps. A method may keep one for everyone, one per task, one per client.",
+    "Confusion matrix": "How many test rows of each true class (rows) the model takes for each class (columns). The "
+    "diagonal is right.",
     "Drop, dip": "A drop is a mean change of at least one point downwards in the first round after a boundary. A "
     "later dip is a worst of 5 rounds that is at least two points, and by half, below the worst of 1 round.",
 }
@@ -27,11 +40,24 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     """Terms, then numbers."""
     present = {key for variant in comparison["variants"].values() for key in variant["numbers"]}
     present |= {key.rpartition(".")[0] for key in present if key.rpartition(".")[2] in SCOPES}
-    seeds = any(len(variant["seeds"]) > 1 for variant in comparison["variants"].values())
-    tasks = any(run.boundaries for run in runs.runs)
-    skipped = set() if seeds else {"± (spread of the seeds)"}
-    skipped |= set() if tasks else {"Phase, boundary", "Drop, dip"}
-    items = [(name, text) for name, text in TERMS.items() if name not in skipped]
+    present |= {"forward_transfer"} if any(key.startswith("forward_transfer.") for key in present) else set()
+    several = any(len(variant["seeds"]) > 1 for variant in comparison["variants"].values())
+    tests = comparison.get("tests") or []
+    shown = {
+        "± (spread of the seeds)": several,
+        "Paired t-test, within noise": bool(tests),
+        "Holm's correction": bool(tests),
+        "Wilcoxon": any("wilcoxon" in test for test in tests),
+        "Shared rank": len(comparison["variants"]) > 1,
+        "Phase, boundary": any(run.boundaries for run in runs.runs),
+        "Drop, dip": any(run.boundaries and run.stream.get("tasks") for run in runs.runs),
+        "Confusion matrix": any(run.records.get("confusion") for run in runs.runs),
+    }
+    items = [(name, text) for name, text in TERMS.items() if shown.get(name, True)]
     items += [(number.label, number.meaning) for key, number in NUMBERS.items() if key in present and number.meaning]
+    measured = dict.fromkeys((lead_metric(runs.runs), *further_metrics(runs.runs)))
+    items += [(METRICS[m].label, METRICS[m].meaning) for m in measured if m in METRICS and METRICS[m].meaning]
+    statistics = {key.rpartition(".")[2] for key in present if key.startswith("over_targets.")}
+    items += [(f"Over the targets: {name}", meaning) for s, (name, meaning) in OVER_TARGETS.items() if s in statistics]
     body = "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in items)
     return Section("definitions", "Definitions", f"<dl>{body}</dl>")

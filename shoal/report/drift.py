@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from . import movement
 from .charts import Chart, Key, figure, group, lines
 from .load import Runs
 from .numbers import written
@@ -35,17 +36,32 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
                 edges = next(iter(runs.runs)).boundaries
                 drawn = figure(traces, title.lower(), boundaries=edges, from_zero=True, height=240)
                 charts.append(Chart(f"{title}, {words}", drawn))
+    moved = movement.charts(runs) + _moved(comparison)
     if not charts:
-        return Section("drift", "Client drift", paragraph("Client drift was not measured."))
+        title = "Movement" if moved else "Client drift"
+        return Section("drift", title, moved or paragraph("Client drift was not measured."))
     body = group(charts, [] if len(runs.variants) == 1 else list(legend.values()))
     said = (
         "Distance between a client's model after local training and the model it received, mean over the clients "
         "that answered: squared after every local epoch, and at the end of the local training."
     )
     if any(run.boundaries for run in runs.runs):
-        said += " Peaks behind a dashed line are the clients turning to their new tasks."
+        said += " Peaks behind a dashed line are the clients turning to what they hold from there on."
     body += note(said)
-    return Section("drift", "Client drift", body + _table(comparison))
+    return Section("drift", "Client drift", body + _table(comparison) + moved)
+
+
+def _moved(comparison: Mapping[str, Any]) -> str:
+    variants = comparison["variants"]
+    shown = [s for s in SCOPES if any(f"entry_cosine.{s}" in v["numbers"] for v in variants.values())]
+    if not shown:
+        return ""
+    rows = [[name, *(_cell(f"entry_cosine.{s}", v["numbers"]) for s in shown)] for name, v in variants.items()]
+    return table(
+        "Movement of the entries, 1 - cosine, mean over entries and rounds",
+        ["Variant", *(SCOPES[s].capitalize() for s in shown)],
+        rows,
+    )
 
 
 def _table(comparison: Mapping[str, Any]) -> str:

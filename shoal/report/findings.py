@@ -1,4 +1,4 @@
-"""The first lines of the report: what is seen in the numbers, and the numbers themselves in one table."""
+"""What is seen in the numbers: two sentences that open the page, further findings, and the numbers in one table."""
 
 from __future__ import annotations
 
@@ -7,45 +7,75 @@ from typing import Any
 
 from .comparison import COLUMNS, rows
 from .load import Run, Runs
-from .numbers import describe, written
-from .parts import Section, bullets, note, table
+from .numbers import describe, metric, written
+from .parts import Section, bullets, note, paragraph, table
 from .sentences import run_findings
-from .series import mean_curve
+from .series import lead_metric, mean_curve, names_of
 
-_ONE = (*COLUMNS, "acc_weighted", "client_steps_per_second", "peak_memory_mb", "trainable_parameters", "model_bytes")
+_ONE = (
+    "acc",
+    "loss",
+    *COLUMNS,
+    "acc_weighted",
+    "updates",
+    "client_steps_per_second",
+    "peak_memory_mb",
+    "trainable_parameters",
+    "model_bytes",
+)
+
+
+def lead(runs: Runs, comparison: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The two sentences that a report opens with, and what else is seen."""
+    said = list(comparison["findings"])
+    if runs.single:
+        run = runs.runs[0]
+        said = run_findings(
+            run.summary or {"rounds": None}, {**comparison["about"], "names": names_of(run)}, _state(run)
+        )
+        if not run.summary:
+            said = said[:2]
+    return said[:2], said[2:]
 
 
 def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
-    """Sentences, then the table of `comparison.rows` (of a single run: its numbers, one below the other)."""
+    """What is seen beside the first two sentences, then the table of `comparison.rows` (of one run: its numbers)."""
+    _, more = lead(runs, comparison)
+    body = bullets(more) if more else ""
     if runs.single:
-        run = runs.runs[0]
-        said = _state(run) + (run_findings(run.summary) if run.summary else [])
-        body = bullets(said) + _numbers(run.variant, comparison)
-        return Section("findings", "What is seen", body)
-    said = list(comparison["findings"]) or ["No run has finished yet; the charts show how far they are."]
+        numbers = _numbers(runs.runs[0].variant, comparison)
+        nothing = paragraph("No number is final yet; the charts show how far the run has come.")
+        return Section("findings", "More findings" if more else "In numbers", body + numbers or nothing)
     found = rows(comparison, full=True)
     head = [heading.capitalize() if heading.islower() else heading for heading in found[0]]
-    body = bullets(said) + table(
+    body += table(
         "The variants in numbers, mean ± standard deviation over seeds", head, [list(row.values()) for row in found]
     )
     if any(len(v["seeds"]) > 1 for v in comparison["variants"].values()):
         body += note("Accuracy in percent; BWT_f, worst@1 and worst@5 in points. Definitions are at the end.")
-    return Section("findings", "What is seen", body)
+    return Section("findings", "More findings" if more else "In numbers", body)
 
 
-def _state(run: Run) -> list[str]:
+def _state(run: Run) -> str | None:
+    """How far an unfinished run has come."""
     if run.finished:
-        return []
+        return None
     of = f" of {run.planned}" if run.planned is not None else ""
-    said = f"This run is unfinished: {run.done}{of} rounds are done."
-    curve = mean_curve(run)
+    said = f"{run.done}{of} rounds are done"
+    shown = lead_metric([run])
+    curve = mean_curve(run, shown)
     if curve:
         last = max(curve)
-        said += f" Mean accuracy after round {last}: {written('acc', curve[last])}."
-    return [said]
+        key = "acc" if shown == "accuracy" else "loss"
+        said += f", and the mean {metric(shown).label.lower()} after round {last} is {written(key, curve[last])}"
+    return said
 
 
 def _numbers(variant: str, comparison: Mapping[str, Any]) -> str:
     numbers = comparison["variants"][variant]["numbers"]
-    shown = [(describe(key).label, written(key, numbers[key]["mean"])) for key in dict.fromkeys(_ONE) if key in numbers]
+    further = [key for key in numbers if key.startswith("over_targets.") and key.endswith(".mean")]
+    keys = dict.fromkeys(_ONE if "acc" in numbers else ("loss", *_ONE))
+    own = ("over_targets.accuracy.mean", "over_targets.loss.mean")
+    keys = dict.fromkeys((*list(keys)[:3], *(key for key in further if key not in own), *keys))
+    shown = [(describe(key).label, written(key, numbers[key]["mean"])) for key in keys if key in numbers]
     return table("The run in numbers", ["Number", "Value"], shown) if shown else ""

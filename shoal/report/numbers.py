@@ -75,6 +75,34 @@ NUMBERS: dict[str, Number] = {
     "bwt_f.missing": Number(
         "Pairs without a measurement", COUNT, "Pairs of task and boundary that could not be counted in BWT_f.",
     ),
+    "forgetting.first": Number(
+        "Forgetting, since first learned", POINTS,
+        "For each task: its accuracy at the end of the phase in which it was first trained, minus its final accuracy; "
+        "mean over the tasks. Positive: accuracy was lost; negative: the task went on improving.",
+    ),
+    "forgetting.best": Number(
+        "Forgetting, since the best", POINTS,
+        "The same, but measured from the best accuracy that the task ever had before the end (Chaudhry et al. 2018): "
+        "chance alone makes it a little larger than 0.",
+    ),
+    "forgetting.tasks": Number("Tasks in forgetting", COUNT, "Over how many tasks forgetting is a mean."),
+    "forgetting.new": Number(
+        "Tasks first trained in the last phase", COUNT, "These had no time to be forgotten and are not in the mean.",
+    ),
+    "forgetting.missing": Number(
+        "Tasks missing in forgetting", COUNT, "Tasks for which a measurement is missing.",
+    ),
+    "forward_transfer": Number(
+        "Forward transfer", POINTS,
+        "For each task that was not trained at the start: the accuracy right before it is first trained, minus that of "
+        "the untrained model (Lopez-Paz and Ranzato 2017); mean over the tasks. Positive: other tasks helped. With an "
+        "entry per task it is 0 by construction.",
+    ),
+    "entry_cosine": Number(
+        "Movement of an entry, cosine", PLAIN,
+        "1 minus the cosine of the angle between an entry of the bank before and after a round in which it was "
+        "trained; mean over entries and rounds. Rounds that did not train the entry do not count.",
+    ),
     "client_drift": Number(
         "Client drift", PLAIN,
         "Squared Euclidean distance between a client's model and the model it received, measured after each local "
@@ -111,6 +139,23 @@ NUMBERS: dict[str, Number] = {
     "model_bytes": Number("Entry size", BYTES, "Bytes of one entry of the bank as it is sent: one model."),
     "entries": Number("Entries at the start", COUNT, "How many models the bank held before the first round."),
     "loss": Number("Final test loss", PLAIN, "Loss on the test rows after the last round, mean over the targets."),
+    "validation_accuracy": Number(
+        "Validation accuracy", PERCENT,
+        "Accuracy on the validation rows, which are never trained on; mean over the targets and the last five rounds. "
+        "Settings are chosen by it, never by test rows.",
+    ),
+    "validation_loss": Number(
+        "Validation loss", PLAIN, "Loss on the validation rows, mean over the targets and the last five rounds.",
+    ),
+    "updates": Number("Updates accepted", COUNT, "How many answers of clients reached the bank, over all rounds."),
+    "problems.rejected": Number(
+        "Updates rejected", COUNT, "Answers that were not finite, or of a wrong size or weight; by client and round.",
+    ),
+    "problems.failed": Number("Clients failed", COUNT, "How often a client's program raised an error or crashed."),
+    "problems.stragglers": Number(
+        "Stragglers", COUNT, "How often a client trained, but its update came too late to be used.",
+    ),
+    "problems.skipped": Number("Clients skipped", COUNT, "How often a client took part without a row to train on."),
     "median_sqrt_v": Number(
         "Median of sqrt(v)", PLAIN,
         "The square root of an adaptive server's second moment, median over the coordinates of an entry. Compare "
@@ -124,6 +169,54 @@ NUMBERS: dict[str, Number] = {
 
 SCOPES = {"all": "", "head": " (head)", "features": " (features)"}
 
+METRICS: dict[str, Number] = {
+    "accuracy": Number("Accuracy", PERCENT, "The share of the test rows that the model gets right."),
+    "loss": Number("Test loss", PLAIN, "The run's loss function, mean over the test rows; lower is better."),
+    "f1": Number(
+        "F1", PLAIN, "Harmonic mean of precision and recall, from 0 to 1; with several classes the mean over them.",
+    ),
+    "auc": Number(
+        "AUC", PLAIN,
+        "Area under the ROC curve: how often a row of a class scores higher than a row of another one. 0.5 is chance.",
+    ),
+    "balanced_accuracy": Number(
+        "Balanced accuracy", PERCENT, "Mean over the classes of the share of their rows that the model gets right.",
+    ),
+    "mae": Number("MAE", PLAIN, "Mean absolute error, in the units of the data; lower is better."),
+    "rmse": Number("RMSE", PLAIN, "Root of the mean squared error, in the units of the data; lower is better."),
+    "r2": Number(
+        "R²", PLAIN,
+        "1 minus the squared error over that of the targets' mean: 1 is perfect, 0 no better than the mean.",
+    ),
+    "validation_accuracy": Number("Validation accuracy", PERCENT, ""),
+    "validation_loss": Number("Validation loss", PLAIN, ""),
+}  # fmt: skip
+"""What lines of ``metrics.jsonl`` measure of a target; metrics of one's own go by their names."""
+
+OVER_TARGETS: dict[str, tuple[str, str]] = {
+    "mean": ("mean", "Each target (task, concept or client) counts the same."),
+    "by_rows": ("by rows", "Each test row counts the same, so that large targets weigh more."),
+    "sd": ("spread", "The sample standard deviation over the targets."),
+    "worst_decile": ("worst decile", "The mean over the worst tenth of the targets, at least one of them."),
+    "worst": ("worst", "The worst single target."),
+    "best": ("best", "The best single target."),
+    "n": ("targets counted", "How many targets have the number."),
+    "excluded": ("targets left out", "How many have none: no test rows, no model yet, or a number that is not finite."),
+}
+"""The numbers of a summary's ``over_targets``, for each metric: their names and meanings."""
+
+_LOWER = frozenset({"loss", "mae", "rmse", "mse", "validation_loss"})
+
+
+def metric(name: str) -> Number:
+    """What a metric's lines measure; a metric of one's own is called by its name (the last part of an import path)."""
+    return METRICS.get(name) or Number(name.rpartition(":")[2].replace("_", " "), PLAIN, "")
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether a smaller number of this name is the better one: losses and errors."""
+    return name in _LOWER
+
 
 def describe(key: str) -> Number:
     """The number behind a key. A key that is not listed gets a name made from itself and no meaning."""
@@ -134,6 +227,15 @@ def describe(key: str) -> Number:
         return NUMBERS[stem]._replace(label=NUMBERS[stem].label + SCOPES[scope])
     if key.startswith("accuracy_by_target."):
         return Number(f"Final accuracy, {key.partition('.')[2]}", PERCENT, "")
+    if key.startswith("over_targets."):
+        name, _, statistic = key.removeprefix("over_targets.").rpartition(".")
+        words, meaning = OVER_TARGETS.get(statistic, (statistic.replace("_", " "), ""))
+        unit = COUNT if statistic in ("n", "excluded") else metric(name).unit
+        return Number(f"{metric(name).label}, {words}", unit, meaning)
+    if stem == "forward_transfer":
+        counts = scope in ("tasks", "missing", "excluded")
+        words = "" if scope in ("mean", "value") else f", {scope.replace('_', ' ')}"
+        return NUMBERS[stem]._replace(label=NUMBERS[stem].label + words, unit=COUNT if counts else POINTS)
     return Number(key.replace("_", " ").replace(".", ", "), PLAIN, "")
 
 
@@ -150,9 +252,13 @@ def flat(summary: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
 
 def written(key: str, mean: float | None, sd: float | None = None, unit: bool = True) -> str:
     """``"91.2 ± 0.8 %"``: a mean, its standard deviation if there is one, and the unit; ``"-"`` without a mean."""
+    return in_unit(describe(key).unit, mean, sd, unit)
+
+
+def in_unit(kind: str, mean: float | None, sd: float | None = None, unit: bool = True) -> str:
+    """The same for a unit."""
     if mean is None:
         return "-"
-    kind = describe(key).unit
     scale, suffix, digits = _scale(kind, max(abs(mean), sd or 0.0))
     sign = "+" if kind == POINTS and round(mean * scale, digits) > 0 else ""
     text = _plain(mean) if digits < 0 else f"{mean * scale:,.{digits}f}"

@@ -30,9 +30,9 @@
     const { data, layout } = coloured(spec, "", getComputedStyle(document.documentElement));
     const charts = element.closest(".charts");
     const off = hidden(charts);
-    const view = charts.querySelector(".views select")?.value;
+    const chosen = Array.from(charts.querySelectorAll(".views select"), (select) => Number(select.value));
     for (const trace of data) {
-      const elsewhere = trace.meta && trace.meta.view !== view;
+      const elsewhere = trace.meta?.view.some((option, i) => option !== null && option !== chosen[i]);
       if (off.has(trace.legendgroup) || elsewhere) trace.visible = false;
     }
     // On a touch screen a drag must scroll the page, not zoom the chart.

@@ -18,22 +18,29 @@ from ..files import write_atomically
 from . import (
     accuracy,
     configuration,
+    confusion,
     cost,
     definitions,
     drift,
     findings,
     problems,
+    ranking,
+    served,
     server,
     timeline,
     transfer,
 )
+from .clients import client_table, write_clients
 from .comparison import compare_runs
 from .load import Runs, read
-from .parts import Section, esc
+from .parts import Section, esc, tied
 
 SECTIONS: tuple[Callable[[Runs, Mapping[str, Any]], Section], ...] = (
     findings.section,
+    ranking.section,
     accuracy.section,
+    served.section,
+    confusion.section,
     transfer.section,
     drift.section,
     server.section,
@@ -48,23 +55,28 @@ SECTIONS: tuple[Callable[[Runs, Mapping[str, Any]], Section], ...] = (
 def write_report(folder: Path | str) -> Path:
     """Writes ``report.html`` into a run's folder, or into a folder of runs, and gives its path.
 
-    Runs that are unfinished are shown as far as they have come. Raises `RunError` if there is no run.
+    Beside the report of a single run that has begun lies ``clients.csv``, see `clients.client_table`. Runs that are
+    unfinished are shown as far as they have come. Raises `RunError` if there is no run.
     """
     folder = Path(folder)
-    text = page(read(folder))
+    runs = read(folder)
+    text = page(runs)
+    if runs.single and (clients := client_table(runs.runs[0])):
+        write_clients(folder / "clients.csv", clients)
     path = folder / "report.html"
     write_atomically(path, text.encode())
     return path
 
 
-def page(runs: Runs) -> str:
-    """The whole page as HTML."""
-    comparison = compare_runs(runs)
+def page(runs: Runs, comparison: Mapping[str, Any] | None = None) -> str:
+    """The whole page as HTML; the comparison of the runs is made unless it is there already."""
+    comparison = compare_runs(runs) if comparison is None else comparison
     sections = [found for build in SECTIONS if (found := build(runs, comparison)).body]
     links = "".join(f'<li><a href="#{s.id}">{esc(s.title)}</a></li>' for s in sections)
-    about = (
-        f'{_description(runs)}<p class="facts">{esc(_facts(runs))}</p><nav aria-label="Sections"><ul>{links}</ul></nav>'
-    )
+    first, _ = findings.lead(runs, comparison)
+    lead = f'<p class="lead">{" ".join(tied(sentence) for sentence in first)}</p>'
+    facts = f'<p class="facts">{esc(_facts(runs))}</p>'
+    about = f'{lead}{_description(runs)}{facts}<nav aria-label="Sections"><ul>{links}</ul></nav>'
     return Template(_text("page.html")).substitute(
         title=esc(f"{runs.name} - Shoal report"),
         name=esc(runs.name),
@@ -83,7 +95,7 @@ def _html(section: Section) -> str:
 
 def _description(runs: Runs) -> str:
     text = str(runs.config.get("description") or "").strip()
-    return f"<p>{esc(text)}</p>" if text else ""
+    return f'<p class="about">{esc(text)}</p>' if text else ""
 
 
 def _facts(runs: Runs) -> str:

@@ -32,9 +32,13 @@ def note(text: str) -> str:
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """A list of plain sentences. A number stays on one line with its unit and its deviation."""
-    tied = (esc(line).replace(" %", "\N{NO-BREAK SPACE}%").replace(" ± ", "\N{NO-BREAK SPACE}± ") for line in lines)
-    return "<ul>" + "".join(f"<li>{line}</li>" for line in tied) + "</ul>"
+    """A list of plain sentences."""
+    return "<ul>" + "".join(f"<li>{tied(line)}</li>" for line in lines) + "</ul>"
+
+
+def tied(line: str) -> str:
+    """A plain sentence as HTML, in which a number stays on one line with its unit and its deviation."""
+    return esc(line).replace(" %", "\N{NO-BREAK SPACE}%").replace(" ± ", "\N{NO-BREAK SPACE}± ")
 
 
 def table(

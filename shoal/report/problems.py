@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .clients import called
 from .load import Run, Runs
 from .parts import Section, bullets, folded, note, paragraph, table
 
@@ -18,14 +19,17 @@ KINDS = {
     "warning": "warning",
     "unchanged": "round changed nothing",
     "diverged": "merge not finite",
+    "metric_failed": "metric failed",
 }
+NAMED = 12
+"""How many clients a sentence names."""
 LISTED = 200
 """How many events are listed one by one."""
 
 
 def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     """Counts by run, then the events one by one."""
-    body = _faults(runs) + _counts(runs) + _listed(runs)
+    body = _faults(runs) + _counts(runs) + _by_name(runs) + _listed(runs)
     if not body:
         body = paragraph("Nothing: no client was rejected, failed, came too late or was skipped.")
     return Section("problems", "What went wrong", body)
@@ -59,12 +63,31 @@ def _counts(runs: Runs) -> str:
     )
 
 
+def _by_name(runs: Runs) -> str:
+    """The clients that were rejected or failed, by name, with how often: what to look at first."""
+    said = []
+    for members in runs.variants.values():
+        for run in members:
+            for record in ("rejected", "failed"):
+                times: dict[str, int] = {}
+                for line in run.records.get(record, []):
+                    who = _who(run, line)
+                    times[who] = times.get(who, 0) + 1
+                if times:
+                    order = sorted(times.items(), key=lambda item: -item[1])
+                    named = [f"{who}" + (f" ({count} times)" if count > 1 else "") for who, count in order[:NAMED]]
+                    more = f" and {len(order) - NAMED} others" if len(order) > NAMED else ""
+                    whose = "" if runs.single else f"{_name(runs, run)}: "
+                    said.append(f"{whose}{KINDS[record]}: {', '.join(named)}{more}.")
+    return bullets(said[:LISTED]) if said else ""
+
+
 def _listed(runs: Runs) -> str:
     rows = []
     for members in runs.variants.values():
         for run in members:
             rows += [
-                [_name(runs, run), str(line.get("round", "")), _who(line), words, _reason(line)]
+                [_name(runs, run), str(line.get("round", "")), _who(run, line), words, _reason(line)]
                 for line in run.lines
                 if (words := KINDS.get(str(line.get("record"))))
             ]
@@ -75,13 +98,16 @@ def _listed(runs: Runs) -> str:
     return found if len(rows) <= 10 else folded(f"The {len(rows)} events one by one", found)
 
 
-def _who(line: Mapping[str, Any]) -> str:
-    return f"client {line['client']}" if "client" in line else ""
+def _who(run: Run, line: Mapping[str, Any]) -> str:
+    if isinstance(line.get("client"), int):
+        return called(run, line["client"])
+    return f"client {line['client']}" if "client" in line else str(line.get("metric") or "")
 
 
 def _reason(line: Mapping[str, Any]) -> str:
-    if "reason" in line:
-        return str(line["reason"])
+    for name in ("reason", "error"):
+        if name in line:
+            return str(line[name])
     if line.get("record") == "unchanged":
         return f"{line.get('updates', 0)} updates accepted, {line.get('needed', 1)} needed"
     return ""

@@ -58,23 +58,55 @@ def by_target(run: Run, metric: str = "accuracy") -> dict[Target, dict[int, floa
     return {target: curve(lines[target]) for target in order}
 
 
-def title_of(target: Target, names: Sequence[str] = ()) -> str:
-    """The name of a target for people: a task's own name where the stream gives one."""
+Names = Mapping[str, Sequence[str]]
+"""Label -> the names that its values have in the data, by number."""
+
+
+def names_of(run: Run) -> Names:
+    """The names that a run's stream gives to tasks and clients."""
+    return {
+        label: [str(name) for name in run.stream.get(f"{label}_names") or ()] for label in ("task", "client", "concept")
+    }
+
+
+def title_of(target: Target, names: Names | None = None) -> str:
+    """The name of a target for people: a task's or client's own name where the stream gives one."""
     parts = []
     for label, value in target:
-        if label == "task" and isinstance(value, int) and 0 <= value < len(names):
-            parts.append(str(names[value]))
+        known = (names or {}).get(label, ())
+        if isinstance(value, int) and 0 <= value < len(known):
+            parts.append(f"client {known[value]}" if label == "client" else str(known[value]))
         else:
             parts.append(f"{label} {value}")
     return ", ".join(parts) or "all test rows"
 
 
-def mean_curve(run: Run) -> dict[int, float]:
-    """The mean accuracy over the targets as the run logged it, else the plain mean of the targets' accuracies."""
-    logged = curve(run.metrics.get("mean_accuracy", []), weighting="targets")
-    if logged:
-        return logged
-    return curve(run.metrics.get("accuracy", []))
+def mean_curve(run: Run, metric: str = "accuracy") -> dict[int, float]:
+    """The mean over the targets as the run logged it, else the plain mean of the targets' values."""
+    logged = curve(run.metrics.get(f"mean_{metric}", []), weighting="targets")
+    return logged or curve(run.metrics.get(metric, []))
+
+
+def learns_values(run: Run) -> bool:
+    """Whether the run learns real values: then its loss is what counts, and there is no accuracy."""
+    return run.stream.get("learns") == "values"
+
+
+def lead_metric(runs: Sequence[Run]) -> str:
+    """The metric that targets are shown by: ``accuracy``, or ``loss`` where real values are learned."""
+    return "loss" if any(learns_values(run) for run in runs) else "accuracy"
+
+
+def further_metrics(runs: Sequence[Run]) -> list[str]:
+    """The other metrics that were measured on every target, in the order of the configuration."""
+    wanted: dict[str, None] = {} if lead_metric(runs) == "loss" else {"loss": None}
+    for run in runs:
+        evaluate = run.config.get("evaluate")
+        listed = evaluate.get("metrics") if isinstance(evaluate, Mapping) else None
+        for name in listed if isinstance(listed, list) else ():
+            wanted.setdefault(str(name).rpartition(":")[2])
+    wanted |= dict.fromkeys(("validation_accuracy", "validation_loss"))
+    return [name for name in wanted if any(by_target(run, name) for run in runs)]
 
 
 def over_seeds(curves: Iterable[Curve]) -> Spread:

@@ -9,7 +9,7 @@ from typing import Any
 from ..metrics.transfer import HORIZON, Change, changes
 from .charts import Chart, Key, figure, group, lines
 from .load import Run, Runs
-from .numbers import NUMBERS, written
+from .numbers import NUMBERS, describe, written
 from .parts import Section, note, paragraph, table
 from .series import by_target, over_seeds
 
@@ -21,9 +21,11 @@ READINGS = (
 
 def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     """The table of readings, one row per variant, and two charts of the rounds after a boundary."""
-    title = "At the phase boundaries"
-    body = _charts(runs) + _table(runs, comparison)
+    title = "Forgetting and transfer"
+    body = _charts(runs) + _table(runs, comparison) + _forgetting(runs, comparison)
     if not body:
+        if runs.runs and not any(run.stream.get("tasks") for run in runs.runs) and any(run.lines for run in runs.runs):
+            return Section("transfer", title, "")
         why = "BWT_f needs a stream with tasks and at least two phases, and accuracies of the tasks; not so here."
         if any(run.boundaries and not run.finished for run in runs.runs):
             why = "No phase boundary is passed yet."
@@ -52,6 +54,40 @@ def _table(runs: Runs, comparison: Mapping[str, Any]) -> str:
         "Negative: the tasks lost accuracy. “Worst” looks at losses alone, “seen” lets gains cancel losses, “literal” "
         "is the published formula, in which a task's first training counts as a gain. See the definitions."
     )
+
+
+FURTHER = ("forgetting.first", "forgetting.best", "forgetting.tasks", "forgetting.new", "forgetting.missing")
+
+
+def _forgetting(runs: Runs, comparison: Mapping[str, Any]) -> str:
+    """Forgetting and forward transfer, as far as the summaries have them."""
+    variants = comparison["variants"]
+    transfer = [key for v in variants.values() for key in v["numbers"] if key.partition(".")[0] == "forward_transfer"]
+    keys = [key for key in (*FURTHER, *dict.fromkeys(transfer)) if any(key in v["numbers"] for v in variants.values())]
+    keys = [
+        key
+        for key in keys
+        if "missing" not in key or any(v["numbers"].get(key, {}).get("mean") for v in variants.values())
+    ]
+    if not keys:
+        return ""
+    if runs.single:
+        numbers = next(iter(variants.values()))["numbers"]
+        rows = [[describe(key).label, written(key, numbers[key]["mean"])] for key in keys if key in numbers]
+        head = ["Number", "Value"]
+    else:
+        rows = [[name, *(_cell(key, v["numbers"]) for key in keys)] for name, v in variants.items()]
+        head = ["Variant", *(describe(key).label for key in keys)]
+    said = "Forgetting: positive means that accuracy was lost by the end, negative that the task went on improving. "
+    said += "Forward transfer: positive means that what was learned of other tasks helped before the task's own start."
+    own = any(
+        isinstance(found := run.summary.get("forward_transfer"), Mapping) and found.get("own_entries") is True
+        for run in runs.runs
+    )
+    if transfer and own:
+        said += " Where every task has an entry of its own, forward transfer is 0 by construction, which is no result."
+    unit = "" if runs.single else ", in points (tasks are counts)"
+    return table(f"Forgetting and forward transfer{unit}", head, rows) + note(said)
 
 
 def _cell(key: str, numbers: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from .. import registry
 from ..data.dataset import Dataset
+from ..data.splits import shares
 from ..errors import ConfigError
 from ..randomness import Name, generator
 
@@ -33,6 +35,21 @@ def held_out(rows: int, share: float) -> int:
 def even(total: int, parts: int) -> Array:
     """Sizes with this total that differ by at most one, the larger ones first."""
     return np.full(parts, total // parts) + (np.arange(parts) < total % parts)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Rows that are dealt: their labels, and further groupings of them by column; int64 ``[n]`` each."""
+
+    labels: Array
+    columns: Mapping[str, Array] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: Dataset, rows: Tensor) -> Pool:
+        """These rows of a data set."""
+        base = rows.cpu() % len(data)
+        columns = {name: column.codes.cpu()[base].numpy() for name, column in data.columns.items()}
+        return cls(data.labels.cpu()[base].numpy(), columns)
 
 
 class Split:
@@ -102,6 +119,21 @@ class Partition:
     """
 
     part: ClassVar[str] = "partition"
+    seeded: ClassVar[bool] = True
+    """Whether another seed deals the rows in another way; false where the data say whose they are."""
+
+    @property
+    def by_class(self) -> bool:
+        """Whether the classes of the rows decide who holds them; the rows of a regression have none."""
+        return False
+
+    def client_names(self, data: Dataset) -> tuple[str, ...]:
+        """The names of all clients, where the data have them: their number is then fixed. Raises `ConfigError`."""
+        return ()
+
+    def strata(self, pool: Pool) -> Array:
+        """The groups of rows that clients hold different shares of, int64 ``[n]``; test rows are dealt by them."""
+        return pool.labels
 
     def split(self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None) -> Split:
         """Deals the positions of ``labels`` (int64 ``[n]``) to clients ``0..clients-1``.
@@ -122,6 +154,27 @@ class Partition:
         """The split with a share of each client's rows held back for validation."""
         return OwnCells(self.split(labels, clients, names, columns), len(labels), clients, names, share)
 
+    def test_split(self, cells: Cells, train: Pool, test: Pool, clients: int, names: Names) -> Split:
+        """Deals the test rows such that each client has the mix of its own rows (training and validation).
+
+        The test rows of each group (`strata`) are shared among the clients in proportion to their own rows of it, by
+        largest remainder, equal ones at random. No row is dealt twice; nobody's are those of groups of which no client
+        holds a row.
+        """
+        rng = generator(*names, "test rows")
+        own, wanted = self.strata(train), self.strata(test)
+        held = [np.concatenate(cells.rows(client)) for client in range(clients)]
+        holder = np.repeat(np.arange(clients), [len(rows) for rows in held])
+        groups = own[np.concatenate(held)] if held else own[:0]
+        owner = np.full(len(wanted), -1, dtype=np.int64)
+        for group in np.unique(wanted):
+            weights = np.bincount(holder[groups == group], minlength=clients).astype(np.float64)
+            if weights.any():
+                rows = rng.permutation(np.flatnonzero(wanted == group))
+                counts = shares(weights, len(rows), np.where(weights > 0, len(rows), 0), rng)
+                owner[rows] = np.repeat(np.arange(clients), counts)
+        return Dealt(owner, clients)
+
 
 def make_partition(given: Partition | Mapping[str, Any] | str) -> Partition:
     """The partition itself, or the one that settings such as ``{"kind": "shards"}`` describe."""
@@ -141,9 +194,28 @@ def deal(data: Dataset, rows: Tensor, partition: Partition, clients: int, names:
         raise ConfigError(f"stream.clients: needs at least one client; got {clients}")
     if not 0 <= share < 1:
         raise ConfigError(f"stream.validation: a share of each client's rows, from 0 to below 1; got {share}")
-    base = rows.cpu() % len(data)
-    columns = {name: column.codes.cpu()[base].numpy() for name, column in data.columns.items()}
-    return partition.cells(data.labels.cpu()[base].numpy(), clients, names, share, columns)
+    if data.is_regression and partition.by_class:
+        raise ConfigError(
+            f"partition: {type(partition).__name__} deals rows by their classes, but {data.name} has none, it learns "
+            f"values; use iid, sizes, column, or dirichlet by client with group: a column"
+        )
+    pool = Pool.of(data, rows)
+    return partition.cells(pool.labels, clients, names, share, pool.columns)
+
+
+def count_clients(data: Dataset, partition: Partition, given: int | None) -> tuple[int, tuple[str, ...]]:
+    """The number of clients and, where the data have them, their names. Raises `ConfigError`."""
+    names = partition.client_names(data)
+    if not names and given is None:
+        raise ConfigError(
+            "stream.clients: needs a number; only with partition: column do the data say how many there are"
+        )
+    if names and given is not None and given != len(names):
+        raise ConfigError(
+            f"stream.clients: {given}, but the column of the partition has {len(names)} values, and each is a client; "
+            f"leave stream.clients out"
+        )
+    return len(names) if given is None else given, names
 
 
 def check_client(client: int, clients: int) -> None:

@@ -48,6 +48,11 @@ def _shown(stream: Stream, clients: int) -> tuple[range, str]:
     return shown, f"clients not shown: {left}" if left else ""
 
 
+def client_title(stream: Stream, client: int) -> str:
+    """The number of a client and, where the data have one, its name."""
+    return f"{client} ({stream.client_names[client]})" if stream.client_names else str(client)
+
+
 def _counts(stream: Stream, rows: Tensor) -> np.ndarray:
     labels = stream.dataset.labels_of(rows).cpu().numpy()
     return np.bincount(labels, minlength=len(stream.dataset.classes))
@@ -95,7 +100,9 @@ def phase_table(stream: Stream, clients: int = 10, most: int = 20) -> Table:
             cells = [stream.cell(client, task) for task in range(stream.tasks)]
             train, validation = [len(cell[0]) for cell in cells], [len(cell[1]) for cell in cells]
             labels = held_classes(stream, torch.cat([cell[0] for cell in cells]))
-            rows.append(("all", "all", str(client), RANDOM, _range(train), _range(validation), _list(labels)))
+            rows.append(
+                ("all", "all", client_title(stream, client), RANDOM, _range(train), _range(validation), _list(labels))
+            )
     else:
         spans = _spans(stream)
         if len(spans) > most:
@@ -105,7 +112,8 @@ def phase_table(stream: Stream, clients: int = 10, most: int = 20) -> Table:
                 held = stream.holding(client, first)
                 sizes = str(len(held.train)), str(len(held.validation))
                 labels = held_classes(stream, held.train)
-                rows.append((str(phase), f"{first} to {last}", str(client), _task(stream, held), *sizes, _list(labels)))
+                who = client_title(stream, client)
+                rows.append((str(phase), f"{first} to {last}", who, _task(stream, held), *sizes, _list(labels)))
     columns = ("phase", "rounds", "client", "task", "training rows", "validation rows", "labels")
     return Table("Who holds what", columns, rows, "; ".join(notes))
 
@@ -125,15 +133,27 @@ def round_table(stream: Stream, rounds: int, clients: int = 10, most: int = 8) -
     """The task of each client in some rounds, spread evenly from the first to the last."""
     shown, note = _shown(stream, clients)
     picked = sorted({int(r) for r in np.linspace(1, max(rounds, 1), num=most).round()})
-    rows = [(str(client), *(str(stream.holding(client, r).truth.get("task", "")) for r in picked)) for client in shown]
+    rows = [
+        (client_title(stream, client), *(str(stream.holding(client, r).truth.get("task", "")) for r in picked))
+        for client in shown
+    ]
     return Table("Tasks by round (a sample)", ("client", *(f"round {r}" for r in picked)), rows, note)
 
 
 def class_counts(stream: Stream, clients: int = 10, round: int = 1) -> Table:
-    """How many rows (training and validation) of each original label each client holds in a round."""
+    """How many rows (training and validation) of each original label each client holds in a round.
+
+    Of a regression the rows alone are counted; where every client is measured by itself, its test rows too.
+    """
     shown, note = _shown(stream, clients)
     held = [stream.holding(client, round) for client in shown]
     counts = [_counts(stream, h.train) + _counts(stream, h.validation) for h in held]
-    rows = [(name, *(str(column[label]) for column in counts)) for label, name in enumerate(stream.dataset.classes)]
+    rows: list[tuple[str, ...]] = []
+    if not stream.dataset.is_regression:
+        names = enumerate(stream.dataset.classes)
+        rows = [(name, *(str(column[label]) for column in counts)) for label, name in names]
     rows.append(("all", *(str(int(column.sum())) for column in counts)))
-    return Table("Rows by label and client", ("label", *(f"client {c}" for c in shown)), rows, note)
+    if "client" in stream.targets(round)[0].labels:
+        rows.append(("test rows", *(str(len(h.test)) for h in held)))
+    title = "Rows by client" if stream.dataset.is_regression else "Rows by label and client"
+    return Table(title, ("label", *(f"client {client_title(stream, c)}" for c in shown)), rows, note)

@@ -12,7 +12,7 @@ import pydantic
 from ..data.splits import stratified
 from ..errors import ConfigError, nearest
 from ..randomness import generator
-from .cells import Array, Cells, Dealt, Names, Partition, Split, even, held_out
+from .cells import Array, Cells, Dealt, Names, Partition, Pool, Split, even, held_out
 
 Alpha = Annotated[float, pydantic.Field(gt=0)]
 Prior = Literal["frequency", "ones"]
@@ -116,6 +116,15 @@ class Dirichlet(Partition):
         self.group = group
         self.prior = prior
 
+    @property
+    def by_class(self) -> bool:
+        """Unless a column says what the groups are."""
+        return not isinstance(self.group, str)
+
+    def strata(self, pool: Pool) -> Array:
+        """The classes, or the column of the groups."""
+        return pool.columns[self.group] if isinstance(self.group, str) else pool.labels
+
     def split(self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None) -> Split:
         """Deals the rows; raises `ConfigError` when ``minimum`` or ``rows`` cannot be met."""
         total = len(labels)
@@ -210,6 +219,11 @@ class Draw(Partition):
         self.alpha = alpha
         self.prior = prior
 
+    @property
+    def by_class(self) -> bool:
+        """With ``alpha``."""
+        return self.alpha is not None
+
     def split(self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None) -> Split:
         """The draws, each computed when it is asked for; raises `ConfigError` if the pool has fewer rows."""
         self._check(len(labels))
@@ -227,6 +241,16 @@ class Draw(Partition):
         self._check(len(labels))
         return DrawnCells(labels, self, names, share)
 
+    def test_split(self, cells: Cells, train: Pool, test: Pool, clients: int, names: Names) -> Split:
+        """Every client draws test rows by its own class mix, when it is asked for them; clients may share them.
+
+        As many as its rows are of the training rows, at least one: with 500 of 50,000 rows, 100 of 10,000.
+        """
+        if not len(test.labels):
+            return Dealt(test.labels, clients)
+        count = min(len(test.labels), max(1, round(self.rows * len(test.labels) / len(train.labels))))
+        return Drawn(test.labels, np.arange(len(test.labels)), count, self, names, "test rows", train.labels)
+
     def _check(self, total: int) -> None:
         if self.rows > total:
             raise ConfigError(f"partition.rows: a client draws {self.rows} rows, but there are {total}; lower rows")
@@ -235,11 +259,23 @@ class Draw(Partition):
 class Drawn(Split):
     """Independent draws of ``rows`` rows from the positions ``pool``."""
 
-    def __init__(self, labels: Array, pool: Array, rows: int, how: Draw, names: Names, purpose: str) -> None:
+    def __init__(
+        self,
+        labels: Array,
+        pool: Array,
+        rows: int,
+        how: Draw,
+        names: Names,
+        purpose: str,
+        base: Array | None = None,
+    ) -> None:
+        """``base`` are the labels that the mixes are drawn for, where they are not ``labels``: the training rows'."""
+        base = labels if base is None else base
+        classes = 1 + max(int(labels.max()), int(base.max()))
         self._pool = pool[np.argsort(labels[pool], kind="stable")]
-        self._sizes = np.bincount(labels[pool], minlength=int(labels.max()) + 1)
+        self._sizes = np.bincount(labels[pool], minlength=classes)
         self._begins = np.cumsum(self._sizes) - self._sizes
-        self._weights = _weights(np.bincount(labels), how.prior)
+        self._weights = _weights(np.bincount(base, minlength=classes), how.prior)
         self._rows = rows
         self._how = how
         self._names = names

@@ -51,6 +51,11 @@ def by_class(data: Dataset, tasks: int, seed: int, given: Groups | None, shuffle
 
     ``shuffle`` permutes the classes with the run's seed first.
     """
+    if data.is_regression:
+        raise ConfigError(
+            f"stream.by: class makes tasks of classes, but {data.name} has none, it learns values; use by: a column, "
+            f"or stream.kind: static"
+        )
     if given is not None and shuffle:
         raise ConfigError("stream.shuffle_classes: with classes given there is nothing to shuffle; drop one of the two")
     if given is not None:

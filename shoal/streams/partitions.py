@@ -9,13 +9,54 @@ from typing import Annotated
 import numpy as np
 import pydantic
 
+from ..data.dataset import Dataset
 from ..data.splits import shares
-from ..errors import ConfigError
+from ..errors import ConfigError, nearest
 from ..randomness import generator
-from .cells import Array, Dealt, Names, Partition, Split, even
+from .cells import Array, Cells, Dealt, Names, Partition, Pool, Split, even
 from .dirichlet import Dirichlet, Draw
 
-__all__ = ["Dirichlet", "Draw", "Iid", "Shards", "Sizes"]
+__all__ = ["ByColumn", "Dirichlet", "Draw", "Iid", "Shards", "Sizes"]
+
+
+class ByColumn(Partition):
+    """Natural clients: every value of ``column`` is a client that holds its own rows, and its own test rows.
+
+    Clients are numbered in the order of the column's names (numbers by size, texts by alphabet), and have these names.
+    A client may have test rows alone: it is there, and skipped in training. Nothing is drawn but validation rows.
+    """
+
+    seeded = False
+
+    def __init__(self, *, column: str) -> None:
+        self.column = column
+
+    def client_names(self, data: Dataset) -> tuple[str, ...]:
+        """The values of the column."""
+        if self.column not in data.columns:
+            known = nearest(self.column, data.columns) if data.columns else "it has none"
+            raise ConfigError(
+                f"partition.column: {data.name} has no column {self.column!r}; {known} (data.client or data.columns "
+                f"name the columns that are kept)"
+            )
+        return data.columns[self.column].names
+
+    def split(self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None) -> Split:
+        """Each row to the client that is its value; raises `ConfigError` for more values than clients."""
+        if columns is None or self.column not in columns:
+            known = sorted(columns or {})
+            raise ConfigError(f"partition.column: the rows have no column {self.column!r}; they have {known}")
+        owner = columns[self.column]
+        if len(owner) and int(owner.max()) >= clients:
+            raise ConfigError(
+                f"partition.column: {self.column!r} has {int(owner.max()) + 1} values or more, but there are {clients} "
+                f"clients; each value is a client"
+            )
+        return Dealt(owner, clients)
+
+    def test_split(self, cells: Cells, train: Pool, test: Pool, clients: int, names: Names) -> Split:
+        """Each test row to the client that is its value."""
+        return self.split(test.labels, clients, names, test.columns)
 
 
 class Iid(Partition):
@@ -43,6 +84,11 @@ class Shards(Partition):
         if per_client < 1:
             raise ConfigError(f"partition.per_client: needs at least one shard a client; got {per_client}")
         self.per_client = per_client
+
+    @property
+    def by_class(self) -> bool:
+        """Shards are cut out of rows that are sorted by class."""
+        return True
 
     def split(self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None) -> Split:
         """All rows, each to one client."""

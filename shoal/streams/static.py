@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
+import numpy as np
 import pydantic
 import torch
 from torch import Tensor
 
 from ..data.dataset import Dataset
+from ..errors import ConfigError
 from .base import Holding, Stream, Target
-from .cells import IID, Array, Cells, Partition, check_client, deal, make_partition
+from .cells import IID, Array, Cells, Partition, Pool, check_client, count_clients, deal, make_partition
 
 Clients = Annotated[int, pydantic.Field(ge=1)]
 Validation = Annotated[float, pydantic.Field(ge=0, lt=1)]
+
+MOST_TARGETS = 10_000
+"""So many clients can be measured one by one; each of them has a line per number in every round that is measured."""
 
 
 def hold(cells: Cells, rows: Tensor, client: int) -> tuple[Tensor, Tensor]:
@@ -41,8 +46,13 @@ def remarks(cells: Cells, clients: int, where: str = "") -> list[str]:
 class StaticStream(Stream):
     """A fixed partition of the training rows over the clients.
 
+    ``clients`` may be left out with ``partition: {kind: column}``, where each value of the column is one.
     ``validation`` is the share of each client's rows that is held back (at least one row where there are two),
-    never trained on. There is one target, all test rows, and its validation rows are those of all clients.
+    never trained on.
+
+    ``targets: all`` measures one target, all test rows, with the validation rows of all clients. ``client`` deals the
+    test rows too, such that each client has the mix of its own rows (`Partition.test_split`), and measures every client
+    on its own test and validation rows; for 10,000 clients at most. Raises `ConfigError`.
     """
 
     def __init__(
@@ -52,26 +62,52 @@ class StaticStream(Stream):
         rounds: int,
         heads_by_task: bool = False,
         *,
-        clients: Clients,
+        clients: Clients | None = None,
         partition: Partition = IID,
         validation: Validation = 0.1,
+        targets: Literal["all", "client"] = "all",
     ) -> None:
         self.dataset = data
-        self.clients = clients
+        made = make_partition(partition)
+        self.clients, self.client_names = count_clients(data, made, clients)
         self.outputs = data.outputs
         names = (seed, "stream", "partition")
-        self._cells = deal(data, data.train, make_partition(partition), clients, names, validation)
-        self._target = Target({}, data.test, chosen(data.train, self._cells.validation))
+        self._cells = deal(data, data.train, made, self.clients, names, validation)
+        self._tests: tuple[Tensor, ...] | None = None
+        if targets == "all":
+            self._targets: tuple[Target, ...] = (Target({}, data.test, chosen(data.train, self._cells.validation)),)
+            return
+        if self.clients > MOST_TARGETS:
+            raise ConfigError(
+                f"stream.targets: client measures every client by itself, {MOST_TARGETS:,} at most; there are "
+                f"{self.clients:,}. Use targets: all, or fewer clients"
+            )
+        split = made.test_split(self._cells, Pool.of(data, data.train), Pool.of(data, data.test), self.clients, names)
+        self._tests = tuple(chosen(data.test, np.sort(split.rows(client))) for client in range(self.clients))
+        self._targets = tuple(
+            Target({"client": client}, test, hold(self._cells, data.train, client)[1])
+            for client, test in enumerate(self._tests)
+        )
 
     def holding(self, client: int, round: int) -> Holding:
         """The client's rows; the round changes nothing."""
         check_client(client, self.clients)
-        return Holding(*hold(self._cells, self.dataset.train, client), self.dataset.test)
+        test = self.dataset.test if self._tests is None else self._tests[client]
+        return Holding(*hold(self._cells, self.dataset.train, client), test)
 
     def targets(self, round: int) -> Sequence[Target]:
-        """All test rows."""
-        return (self._target,)
+        """All test rows, or each client's own."""
+        return self._targets
 
     def notes(self) -> list[str]:
         """Clients without rows and rows without a client."""
-        return remarks(self._cells, self.clients)
+        notes = remarks(self._cells, self.clients)
+        if self._tests is not None:
+            without = sum(not len(test) for test in self._tests)
+            if without:
+                notes.append(f"clients without a test row, which are not measured: {without} of {self.clients}")
+            held = len(torch.cat(self._tests).unique())  # type: ignore[no-untyped-call]
+            unused = len(self.dataset.test) - held
+            if unused:
+                notes.append(f"test rows that no client holds: {unused}")
+        return notes

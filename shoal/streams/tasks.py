@@ -14,7 +14,7 @@ from ..data.dataset import Dataset
 from ..errors import ConfigError
 from ..randomness import generator
 from .base import Holding, Stream, Target
-from .cells import IID, Partition, check_client, deal, make_partition
+from .cells import IID, Partition, check_client, count_clients, deal, make_partition
 from .grouping import Task, by_class, by_column, by_transform
 from .static import Clients, Validation, chosen, hold, remarks
 
@@ -48,10 +48,10 @@ class TaskStream(Stream):
     of a column of the data (``domain``, ``source``: one value a task, consecutive ones where there are fewer tasks).
 
     Each task's training rows are dealt to the clients by ``partition``, independently of the other tasks; a client
-    that comes back to a task finds the same rows. ``validation`` is the share of the client's rows of a task that is
-    held back, never trained on. ``head: task`` gives every task a head of its own with labels of its own
-    (``dataset.targets``), ``shared`` is one head over all labels; ``auto`` is ``task`` where the method keeps a model
-    per task. Round 0, the warm-up, has the rows of round 1.
+    that comes back to a task finds the same rows. ``clients`` may be left out with ``partition: {kind: column}``.
+    ``validation`` is the share of the client's rows of a task that is held back, never trained on. ``head: task`` gives
+    every task a head of its own with labels of its own (``dataset.targets``), ``shared`` is one head over all labels;
+    ``auto`` is ``task`` where the method keeps a model per task. Round 0, the warm-up, has the rows of round 1.
 
     Source of the orders: Venkatesha et al., "Addressing Client Drift in Federated Continual Learning with Adaptive
     Optimization", arXiv:2203.13321, cases 1 to 3. Deviation: the paper's phase index ``ceil(r // Q)`` takes ``T + 1``
@@ -68,7 +68,7 @@ class TaskStream(Stream):
         tasks: Annotated[int, pydantic.Field(ge=1)],
         by: str = "class",
         order: Order = "asynchronous",
-        clients: Clients,
+        clients: Clients | None = None,
         partition: Partition = IID,
         validation: Validation = 0.1,
         head: Head = "auto",
@@ -100,7 +100,8 @@ class TaskStream(Stream):
         self.by = by
         self.seed = seed
         self.rounds = rounds
-        self.clients = clients
+        dealt = make_partition(partition)
+        self.clients, self.client_names = count_clients(data, dealt, clients)
         self.tasks = tasks
         self.task_names = tuple(task.name for task in made)
         self.boundaries = ends[:-1]
@@ -115,9 +116,8 @@ class TaskStream(Stream):
                 data = replace(data, targets=_local(data, made))
         self.dataset = data
         self._made = made
-        dealt = make_partition(partition)
         self._cells = [
-            deal(data, task.train, dealt, clients, (seed, "stream", "partition", t), validation)
+            deal(data, task.train, dealt, self.clients, (seed, "stream", "partition", t), validation)
             for t, task in enumerate(made)
         ]
         self._targets = tuple(

@@ -155,3 +155,22 @@ def test_root_and_settings_that_do_not_exist(tmp_path):
     assert load(Path("here"), root=str(tmp_path)).name == "here"
     with pytest.raises(ConfigError, match="did you mean 'path'"):
         shoal.data.load({"kind": "idx", "path": "x", "pth": "y"})
+
+
+def test_channels_size_and_fit(tmp_path):
+    write(tmp_path, PLAIN)
+    data = load(tmp_path, channels=3, size=[3, 4], fit="pad")
+    assert data.shape == (3, 3, 4)
+    for channel in range(3):  # [[9, 10], [11, 12]], the extra line at the bottom
+        assert data.features[2, ..., channel].tolist() == [[0, 9, 10, 0], [0, 11, 12, 0], [0, 0, 0, 0]]
+    assert data.reader == {"kind": "image", "size": [3, 4], "channels": 3, "fit": "pad"}
+    assert load(tmp_path).reader == {"kind": "image", "size": [2, 2], "channels": 1, "fit": None}
+    with pytest.raises(DataError, match="row 0: 2x2 pixels do not fit into 1x2"):
+        load(tmp_path, size=[1, 2], fit="pad")
+    cache = str(tmp_path / "cache")
+    assert [load(tmp_path, size=s, cache=cache).shape for s in (None, 4, [4, 2], 4)] == [
+        (1, 2, 2),
+        (1, 4, 4),
+        (1, 4, 2),
+        (1, 4, 4),
+    ]

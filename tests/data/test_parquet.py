@@ -197,3 +197,32 @@ def test_errors_say_what_and_where(tmp_path):
     write(path, [], label=pa.array([], pa.int64()))
     with pytest.raises(DataError, match="there is no row"):
         load(tmp_path)
+
+
+def test_files_that_call_their_classes_differently(tmp_path):
+    write(tmp_path / "train.parquet", [png(PIXELS[0])] * 2, {"label": ["cat", "ant"]}, label=[0, 1])
+    write(tmp_path / "test.parquet", [png(PIXELS[0])] * 2, {"label": ["ant", "cat"]}, label=[0, 1])
+    with pytest.raises(DataError, match=r"test\.parquet, column 'label': the classes are called \['ant', 'cat'\]"):
+        load(tmp_path)
+
+
+def test_the_cache_tells_rules_apart_and_keeps_what_was_left_out(tmp_path):
+    write(tmp_path / "train.parquet", [png(PIXELS[0]), b"broken", png(PIXELS[1])], label=[0, 1, 0])
+    cache = str(tmp_path / "cache")
+    first, again = (load(tmp_path, unreadable="skip", cache=cache, test=1) for _ in range(2))
+    assert first.notes == again.notes == ("1 of 3 images cannot be read and are left out: row 1",)
+    assert first.reader == again.reader == {"kind": "image", "size": [4, 5], "channels": 3, "fit": None}
+    assert first.fingerprint == again.fingerprint
+    assert torch.equal(first.features, again.features)
+    rules = [{"channels": 1}, {"size": [6, 6]}, {"size": 6, "fit": "pad"}, {"size": 6}]
+    found = [load(tmp_path, unreadable="skip", cache=cache, test=1, **rule) for rule in rules]
+    assert [data.shape for data in found] == [(1, 4, 5), (3, 6, 6), (3, 6, 6), (3, 6, 6)]
+    assert found[1].fingerprint == found[3].fingerprint != found[2].fingerprint
+    with pytest.raises(DataError, match="row 1: no image"):
+        load(tmp_path, cache=cache)
+
+
+@pytest.mark.parametrize("wrong", [{"channels": 2}, {"channels": True}, {"size": 0}, {"size": [4]}, {"fit": "crop"}])
+def test_settings_that_no_rule_has(tmp_path, wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        load(tmp_path, **wrong)

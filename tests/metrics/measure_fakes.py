@@ -52,17 +52,34 @@ class FakeMethod(Method):
 
 
 class FakeScore:
-    """Answers from a table: (model's numbers, first row) -> (accuracy, loss); remembers what was asked."""
+    """Answers from a table: (model's numbers, first row) -> (accuracy, loss); remembers what was asked.
 
-    def __init__(self, table: Mapping[tuple[tuple[float, ...], int], tuple[float, float]]) -> None:
+    ``more`` has the further metrics: the same keys -> kind -> value.
+    """
+
+    def __init__(
+        self,
+        table: Mapping[tuple[tuple[float, ...], int], tuple[float, float]],
+        more: Mapping[tuple[tuple[float, ...], int], Mapping[str, Any]] | None = None,
+    ) -> None:
         self.table = table
+        self.more = more or {}
+        self.metrics: list[tuple[str, ...]] = []
         self.calls: list[list[tuple[tuple[float, ...], int]]] = []
 
-    def __call__(self, pairs: Sequence[tuple[Sequence[Served], torch.Tensor]]) -> list[list[Score]]:
+    def __call__(
+        self, pairs: Sequence[tuple[Sequence[Served], torch.Tensor]], metrics: Sequence[str] = ()
+    ) -> list[list[Score]]:
         asked = [[(tuple(m.vector.tolist()), int(where[0])) for m in models] for models, where in pairs]
         self.calls.append([one for models in asked for one in models])
+        self.metrics.append(tuple(metrics))
         return [
-            [Score(self.table[one][1], self.table[one][0], len(where)) for one in models]
+            [
+                Score(
+                    self.table[one][1], self.table[one][0], len(where), {kind: self.more[one][kind] for kind in metrics}
+                )
+                for one in models
+            ]
             for models, (_, where) in zip(asked, pairs, strict=True)
         ]
 
@@ -76,10 +93,17 @@ def entry(number: float) -> Entry:
     return Entry(torch.tensor([number]))
 
 
-def context(stream: Stream | None = None, method: Method | None = None, every: int = 1, rounds: int = 100) -> Context:
+def context(
+    stream: Stream | None = None,
+    method: Method | None = None,
+    every: int = 1,
+    rounds: int = 100,
+    metrics: Sequence[str] = (),
+    models: Mapping[str, Any] | None = None,
+) -> Context:
     stream = stream or FakeStream([])
-    world = World(0, stream.clients, rounds, {}, stream.tasks)
-    return Context(world, stream, method or FakeMethod({}), Evaluation(every=every))
+    world = World(0, stream.clients, rounds, models or {}, stream.tasks)
+    return Context(world, stream, method or FakeMethod({}), Evaluation(every=every, metrics=list(metrics)))
 
 
 def seen(
@@ -92,12 +116,26 @@ def seen(
     tasks: Mapping[int, int] | None = None,
     truths: Mapping[int, Mapping[str, int | str]] | None = None,
     last: bool = False,
+    before: Bank | None = None,
+    trained: Mapping[str, tuple[int, ...]] | None = None,
 ) -> Seen:
-    """A round after which the bank is ``after``. ``tasks``: client -> its task, all of them trained."""
+    """A round after which the bank is ``after`` (and before it ``before``, or the same).
+
+    ``tasks``: client -> its task, all of them trained.
+    """
     holdings = {c: Holding(EMPTY, EMPTY, EMPTY, task=t) for c, t in (tasks or {}).items()}
     holdings |= {c: Holding(EMPTY, EMPTY, EMPTY, truth=t) for c, t in (truths or {}).items()}
-    trained = {f"entry/{c}": (c,) for c in holdings}
+    trained = {f"entry/{c}": (c,) for c in holdings} if trained is None else trained
     after = after or Bank()
     return Seen(
-        Moment(0, round), after, after, assignments, outcomes, [], holdings, trained, score or FakeScore({}), last
+        Moment(0, round),
+        after if before is None else before,
+        after,
+        assignments,
+        outcomes,
+        [],
+        holdings,
+        trained,
+        score or FakeScore({}),
+        last,
     )

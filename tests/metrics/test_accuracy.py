@@ -308,6 +308,7 @@ def test_nothing_was_measured(lines):
         "acc_last5": None,
         "loss": None,
         "accuracy_by_target": {},
+        "over_targets": {},
     }
 
 

@@ -14,6 +14,7 @@ from shoal.parameters import ParameterSpace
 from shoal.randomness import generator
 
 HERE = __name__
+COMMON = {"segments": None, "freeze": [], "weights": None, "weights_sha256": None}
 
 
 class Wild(nn.Module):
@@ -89,10 +90,10 @@ def build(settings, shape=(4,), outputs=3, task_outputs=(), seed=0):
 
 
 def test_resolving_fills_in_every_default():
-    full = {"kind": "mlp", "hidden": [64], "activation": "relu", "dropout": 0.0, "segments": None, "freeze": []}
+    full = {"kind": "mlp", "hidden": [64], "activation": "relu", "dropout": 0.0, **COMMON}
     assert resolve_model("mlp") == resolve_model({"kind": "mlp"}) == resolve_model(full) == full
     given = {"kind": "cnn", "width": 2, "segments": {"all": [""]}, "freeze": ["features.conv1"]}
-    assert resolve_model(given) == {**given, "width": 2.0, "stride": 1}
+    assert resolve_model(given) == {**COMMON, **given, "width": 2.0, "stride": 1}
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,14 @@ def test_a_head_needs_an_output():
 
 @pytest.mark.parametrize(
     ("kind", "shape"),
-    [("mlp", (3, 4, 4)), ("cnn", (1, 28, 28)), ("lenet", (3, 9, 9)), ("resnet20", (1, 8, 8))],
+    [
+        ("mlp", (3, 4, 4)),
+        ("cnn", (1, 28, 28)),
+        ("lenet", (3, 9, 9)),
+        ("resnet20", (1, 8, 8)),
+        ("resnet18", (3, 8, 8)),
+        ({"kind": "vgg11", "hidden": [8]}, (1, 32, 32)),
+    ],
 )
 def test_every_known_model_ends_in_a_linear_head(kind, shape):
     models, _ = build(kind, shape, outputs=3)
@@ -202,7 +210,7 @@ def test_every_known_model_ends_in_a_linear_head(kind, shape):
 
 
 def test_an_own_module_takes_all_its_named_parameters_as_settings():
-    full = {**own("Wild"), "units": 6, "sizes": [2, 3], "gain": None, "segments": None, "freeze": []}
+    full = {**own("Wild"), "units": 6, "sizes": [2, 3], "gain": None, **COMMON}
     assert resolve_model(own("Wild")) == resolve_model(full) == full
     assert build(own("Wild"))[0]["main"].build().settings == (6, (2, 3), nn.Tanh, None)
     settings = resolve_model(own("Wild", units="8", sizes=[4], gain=2, freeze=["body"]))

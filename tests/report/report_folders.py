@@ -101,6 +101,36 @@ def write_run(
     return folder
 
 
+def targets_of_clients(
+    values: Mapping[int, float | None], rounds: Sequence[int], rows: Mapping[int, int] | None = None, **more: float
+) -> list[dict[str, Any]]:
+    """Lines of accuracy, loss and further metrics per client, the same in each of these rounds."""
+    lines = []
+    for round in rounds:
+        for client, value in values.items():
+            about = {"rows": (rows or {}).get(client, 10), "entry": "global", "client": client}
+            lines.append({"round": round, "metric": "accuracy", "value": value, **about})
+            loss = None if value is None else 2 - value
+            for name, one in {"loss": loss, **more}.items():
+                lines.append({"round": round, "metric": name, "value": one, **about})
+    return lines
+
+
+def without_accuracy(folder: Path, **stream: Any) -> Path:
+    """Takes the accuracy of the one target of a stream without tasks away, and adds to the stream's record."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kept = [line for line in lines if line.get("metric") not in ("accuracy", "mean_accuracy") or "client" in line]
+    kept[0] |= stream
+    write_lines(folder / "metrics.jsonl", kept)
+    return folder
+
+
+def confusion(round: int, classes: Sequence[str], counts: Sequence[Sequence[int]], **labels: Any) -> dict[str, Any]:
+    """The record of a confusion matrix, from a whole matrix of counts."""
+    cells = [[i, j, n] for i, row in enumerate(counts) for j, n in enumerate(row) if n]
+    return {"round": round, "record": "confusion", "excluded": 0, "classes": list(classes), "counts": cells, **labels}
+
+
 def write_lines(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 

@@ -57,8 +57,10 @@ def test_targets_are_told_apart_and_sorted_as_numbers() -> None:
     found = by_target(run)
     assert list(found) == [(("task", 9),), (("task", 10),)]
     assert found[("task", 9),] == {1: 0.2, 2: 0.4}
-    assert title_of((("task", 1),), ["up", "down"]) == "down"
-    assert title_of((("task", 2),), ["up", "down"]) == "task 2"
+    names = {"task": ["up", "down"], "client": ["ann", "bob"]}
+    assert title_of((("task", 1),), names) == "down"
+    assert title_of((("task", 2),), names) == "task 2"
+    assert title_of((("client", 0), ("task", 0)), names) == "client ann, up"
     assert title_of((("client", 3), ("domain", "sea"))) == "client 3, domain sea"
 
 
@@ -121,9 +123,10 @@ def test_cells_of_the_timeline() -> None:
 
 
 def test_a_task_is_written_once_in_the_middle_of_its_stretch() -> None:
-    grid = [[2, 2, 2, 0, None, None, 1], [None] * 7]
+    # Even codes are updates that arrived, odd ones those that did not: the stretch goes on.
+    grid = [[4, 5, 4, 0, None, None, 3], [None] * 7]
     assert timeline._labels(grid) == [["", "2", "", "0", "", "", "1"], [""] * 7]
-    assert timeline._labels([[0, 0]]) == [["", ""]]  # a single task needs no number
+    assert timeline._labels([[0, 1]]) == [["", ""]]  # a single task needs no number
 
 
 def test_runs_with_the_same_timeline_share_a_chart(tmp_path: Path) -> None:
@@ -141,11 +144,11 @@ def test_of_many_clients_those_that_took_part_most_are_drawn(tmp_path: Path) -> 
     folder = write_run(tmp_path / "run", rounds=2, clients=200, boundaries=())
     more = {"round": 3, "record": "round", "participants": [150], "tasks": {"0": [150]}, "trained_tasks": {"0": [150]}}
     run = read(folder).runs[0]
-    cells = timeline.cells_of(Run(Path(), "a", "0", lines=(*run.lines, more)))
-    drawn = timeline._chart(run, cells).data[0]
-    assert len(drawn.y) == 60
+    (line,) = timeline.timelines(Run(Path(), "a", "0", lines=(*run.lines, more)))
+    drawn = timeline._chart(line).data[0]
+    assert len(drawn.y) == 100
     assert 150 in drawn.y
-    assert "Drawn are the 60 clients, of 200" in page(read(folder))
+    assert "Drawn are the 100 clients, of 200" in page(read(folder))
 
 
 # ---- charts -----------------------------------------------------------------------------------------------------

@@ -42,7 +42,13 @@ def test_rows_are_those_of_the_data_set_and_not_of_the_pool():
 
 def test_from_a_configuration_with_its_defaults():
     resolved = resolve("stream", {"kind": "static", "clients": 4})
-    assert resolved == {"kind": "static", "clients": 4, "validation": 0.1, "partition": {"kind": "iid"}}
+    assert resolved == {
+        "kind": "static",
+        "clients": 4,
+        "validation": 0.1,
+        "targets": "all",
+        "partition": {"kind": "iid"},
+    }
     stream = build("stream", resolved, DATA, 0, 3, False)
     assert laws(stream, 1)[0, 1] == laws(StaticStream(DATA, 0, 3, clients=4), 1)[0, 1]
     nested = {"kind": "static", "clients": 2, "partition": {"kind": "dirichlet", "by": "class", "alhpa": 1}}

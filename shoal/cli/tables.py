@@ -1,0 +1,112 @@
+"""Tables and plain lines on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..choice import written
+from ..report.comparison import findings, rows
+from ..report.numbers import written as numbered
+from ..report.words import NOTHING
+from ..results import Result, Sweep
+
+# Where nobody's terminal sets the width, tables may be wider than the 80 columns that rich assumes.
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
+err = Console(stderr=True, highlight=False)
+
+
+def print_line(text: object) -> None:
+    """A line that is never wrapped, as it is."""
+    out.print(str(text), markup=False, soft_wrap=True)
+
+
+def print_table(title: str, columns: Sequence[str], body: Sequence[Sequence[str]]) -> None:
+    """A table; without headings where all of them are empty."""
+    table = Table(title=escape(title), title_justify="left", show_header=any(columns))
+    for column in columns:
+        table.add_column(escape(column), overflow="fold")
+    for row in body:
+        table.add_row(*[escape(str(cell)) for cell in row])
+    out.print(table)
+
+
+def plain(value: Any) -> str:
+    """A number with four digits; ``-`` for what is missing."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value is None else str(value)
+
+
+def show_result(result: Result) -> None:
+    """The table and the sentences of a run or of several; leaves with 1 if nothing was trained at all."""
+    summary = result.summary
+    said = findings(summary)
+    if isinstance(result, Sweep) and result.sweep.get("best"):
+        show_choice(result)
+        # Sentences that rank all cells by their test rows would invite to choose by those.
+        said = [sentence for sentence in said if sentence.startswith(NOTHING)]
+    elif result.runs:
+        show_comparison(summary)
+    else:
+        _show_run(result)
+    for sentence in said:
+        print_line(sentence)
+    print_line(f"report: {result.report}")
+    if any(sentence.startswith(NOTHING) for sentence in said):
+        raise typer.Exit(1)
+
+
+def show_comparison(comparison: dict[str, Any]) -> None:
+    """The table of several runs."""
+    table = rows(comparison)
+    if table:
+        print_table(str(comparison.get("name", "")), list(table[0]), [[str(v) for v in row.values()] for row in table])
+
+
+def show_choice(result: Sweep) -> None:
+    """The cells of a sweep by the number that was chosen by, and the choice."""
+    number, take = result.sweep["best"]["number"], result.sweep["best"]["take"]
+    cells = result.sweep["cells"]
+    keys = list(dict.fromkeys(key for cell in cells for key in cell["changes"]))
+    body = []
+    for cell in cells:
+        settings = [written(cell["changes"][key]) if key in cell["changes"] else "" for key in keys]
+        mark = "best" if cell["cell"] == result.chosen else ""
+        body.append([cell["cell"], *settings, *(plain(cell.get(name)) for name in ("mean", "sd", "n")), mark])
+    print_table(
+        f"{number}, the {'largest' if take == 'max' else 'smallest'} is best",
+        ["cell", *keys, "mean", "sd", "n", ""],
+        body,
+    )
+    if result.sweep["left_out"]:
+        print_line(f"left out, because {number} is missing: " + ", ".join(result.sweep["left_out"]))
+    print_line(f"best: {result.chosen}, as a configuration: {result.best}")
+    found = result.summary["variants"].get(result.chosen, {}).get("numbers", {}).get("acc")
+    if found:
+        print_line(f"its final accuracy on the test rows: {numbered('acc', found.get('mean'), found.get('sd'))}")
+
+
+def _show_run(result: Result) -> None:
+    summary = result.summary
+    keys = ["rounds", "acc", "acc_last5", "client_drift", "seconds", "client_steps_per_second"]
+    server = (summary.get("server") or {}).get("class")
+    values = [["method", f"{summary.get('method')}, server {server}"], ["seed", plain(summary.get("seed"))]]
+    values += [[key, plain(summary.get(key))] for key in keys]
+    bwt = summary.get("bwt_f") or {}
+    values += [[f"bwt_f {name}", plain(value)] for name, value in bwt.items()]
+    problems = summary.get("problems") or {}
+    values += [[name, plain(value)] for name, value in problems.items() if value and name != "clients"]
+    values += [[f"{name} clients", _few(clients)] for name, clients in problems.get("clients", {}).items()]
+    print_table(result.folder.name, ["", ""], values)
+
+
+def _few(clients: list[int]) -> str:
+    shown = ", ".join(str(client) for client in clients[:10])
+    return shown if len(clients) <= 10 else f"{shown} and {len(clients) - 10} others"

@@ -1,0 +1,227 @@
+"""A dense model run for many clients at once: batched matrix products, and the gradient written by hand.
+
+A stack is ``[clients, P]``: one flat parameter vector per client. Inputs are ``[clients, rows, features]``; every
+client has its own weights and its own rows, and no number of one depends on another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from ..models.base import Dropout, Model
+from ..parameters import ParameterSpace
+
+Masks = Sequence[Tensor | None]
+"""For each dropout layer what its outputs are multiplied by, ``[clients, rows, width]``; ``None``: nothing."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer with what follows it. A weight is a parameter's name, or a constant that all clients share."""
+
+    weight: str | Tensor
+    bias: str | Tensor | None
+    after: tuple[nn.Module, ...]
+    """Activations and dropouts, in order."""
+    begin: int
+    end: int
+    """Where the layer's parameters lie in the vector; nowhere (0 to 0) for constants."""
+
+
+class Dense:
+    """The stacked forward and backward pass of one architecture."""
+
+    def __init__(self, space: ParameterSpace, layers: Sequence[Layer], dropouts: Sequence[Dropout]) -> None:
+        self.space = space
+        count = next((i for i, layer in enumerate(layers) if not _is_constant(layer)), len(layers))
+        self.frozen, self.layers = tuple(layers[:count]), tuple(layers[count:])
+        self.dropouts = tuple(dropouts)
+        self.dropout_widths = [self._width_at(dropout) for dropout in dropouts]
+
+    @cached_property
+    def signature(self) -> Hashable:
+        """Equal for models that do the same with equal vectors."""
+        return tuple(
+            (*(_named(self.space, part) for part in (layer.weight, layer.bias)), *map(repr, layer.after))
+            for layer in (*self.frozen, *self.layers)
+        )
+
+    def _width_at(self, dropout: Dropout) -> int:
+        layer = next(layer for layer in self.layers if any(module is dropout for module in layer.after))
+        weight = layer.weight
+        return int((self.space.slots[weight].shape if isinstance(weight, str) else weight.shape)[0])
+
+    def _value(self, vectors: Tensor, what: str | Tensor) -> Tensor:
+        return self.space.view(vectors, what) if isinstance(what, str) else what
+
+    def _linear(self, layer: Layer, vectors: Tensor, x: Tensor) -> Tensor:
+        weight = self._value(vectors, layer.weight)
+        if weight.dim() == 2:
+            z = torch.matmul(x, weight.t())
+            return z if layer.bias is None else z.add_(_rowwise(self._value(vectors, layer.bias)))
+        if layer.bias is None:
+            return torch.bmm(x, weight.transpose(1, 2))
+        return torch.baddbmm(_rowwise(self._value(vectors, layer.bias)), x, weight.transpose(1, 2))
+
+    def lead(self, x: Tensor) -> Tensor:
+        """The frozen first layers, which are the same for everybody: ``[rows, features]`` to what `forward` takes."""
+        for layer in self.frozen:
+            x = self._linear(layer, x, x)
+            for module in layer.after:
+                x = self._after(module, x, (), None)
+        return x
+
+    def forward(self, vectors: Tensor, x: Tensor, masks: Masks = (), kept: list[Tensor] | None = None) -> Tensor:
+        """The outputs ``[clients, rows, outputs]``, from what `lead` gave. ``kept`` is filled for `backward`."""
+        for layer in self.layers:
+            if kept is not None:
+                kept.append(x)
+            x = self._linear(layer, vectors, x)
+            for module in layer.after:
+                x = self._after(module, x, masks, kept)
+        return x
+
+    def _after(self, module: nn.Module, x: Tensor, masks: Masks, kept: list[Tensor] | None) -> Tensor:
+        if isinstance(module, Dropout):
+            mask = masks[self.dropouts.index(module)] if masks else None
+            return x if mask is None else x * mask
+        if isinstance(module, nn.GELU):
+            if kept is not None:
+                kept.append(x)
+            return nn.functional.gelu(x, approximate=module.approximate)
+        x = torch.relu_(x) if isinstance(module, nn.ReLU) else torch.tanh_(x)
+        if kept is not None:
+            kept.append(x)
+        return x
+
+    def wanted(self, slices: Sequence[slice]) -> list[bool]:
+        """Of each layer whether it has parameters in these slices of the vector."""
+        return [any(layer.begin < s.stop and layer.end > s.start for s in slices) for layer in self.layers]
+
+    def backward(
+        self,
+        vectors: Tensor,
+        gradients: Tensor,
+        kept: list[Tensor],
+        d: Tensor,
+        masks: Masks = (),
+        wanted: Sequence[bool] | None = None,
+        power: int = 1,
+    ) -> None:
+        """Writes the gradients of the ``wanted`` layers, from ``d``, the loss's derivative by the outputs.
+
+        The others are left as they are. With ``power`` 2 the gradients of single rows are squared before they are
+        summed: ``(d h)^2 = d^2 h^2``. ``kept`` is used up.
+        """
+        lowest = 0 if wanted is None else list(wanted).index(True)
+        for place in range(len(self.layers) - 1, lowest - 1, -1):
+            layer = self.layers[place]
+            for module in reversed(layer.after):
+                d = self._back(module, d, masks, kept)
+            h = kept.pop()
+            if wanted is None or wanted[place]:
+                self._write(layer, gradients, d if power == 1 else d.pow(power), h if power == 1 else h.pow(power))
+            if place > lowest:
+                weight = self._value(vectors, layer.weight)
+                d = torch.matmul(d, weight) if weight.dim() == 2 else torch.bmm(d, weight)
+
+    def _write(self, layer: Layer, gradients: Tensor, d: Tensor, h: Tensor) -> None:
+        if not isinstance(layer.weight, str):
+            return
+        torch.bmm(d.transpose(1, 2), h, out=self.space.view(gradients, layer.weight))
+        if isinstance(layer.bias, str):
+            torch.sum(d, 1, out=self.space.view(gradients, layer.bias))
+
+    def _back(self, module: nn.Module, d: Tensor, masks: Masks, kept: list[Tensor]) -> Tensor:
+        if isinstance(module, Dropout):
+            mask = masks[self.dropouts.index(module)] if masks else None
+            return d if mask is None else d * mask
+        x = kept.pop()
+        found: Tensor
+        if isinstance(module, nn.ReLU):
+            found = torch.ops.aten.threshold_backward(d, x, 0)
+        elif isinstance(module, nn.Tanh):
+            found = torch.ops.aten.tanh_backward(d, x)
+        else:
+            assert isinstance(module, nn.GELU)
+            found = torch.ops.aten.gelu_backward(d, x, approximate=module.approximate)
+        return found
+
+
+def _rowwise(bias: Tensor) -> Tensor:
+    return bias.unsqueeze(-2)
+
+
+def _named(space: ParameterSpace, part: str | Tensor | None) -> Hashable:
+    """A parameter by its place and shape, a constant by its numbers."""
+    if isinstance(part, str):
+        return (part, *space.slots[part])
+    return None if part is None else hashlib.sha256(part.contiguous().numpy().data).hexdigest()
+
+
+def _is_constant(layer: Layer) -> bool:
+    return not (isinstance(layer.weight, str) or any(isinstance(module, Dropout) for module in layer.after))
+
+
+def dense_of(model: Model) -> Dense | None:
+    """The stacked form of a model that is a chain of linear layers, activations and dropouts; ``None`` for others.
+
+    The module must be made of ``nn.Sequential``, ``nn.Flatten``, ``nn.Linear``, ``nn.ReLU``, ``nn.Tanh``, ``nn.GELU``,
+    dropout and ``nn.Identity``, without hooks and without a parameter that is used twice. Frozen layers are shared.
+    """
+    module = model.build()
+    chain = _chain(module)
+    if chain is None:
+        return None
+    names = {id(p): name for name, p in module.named_parameters()}
+    layers: list[Layer] = []
+    used: set[str] = set()
+    for piece in chain:
+        if isinstance(piece, nn.Flatten):
+            if layers or piece.start_dim != 1 or piece.end_dim != -1:
+                return None
+        elif isinstance(piece, nn.Linear):
+            weight, bias = (_source(p, names) for p in (piece.weight, piece.bias))
+            mine = [name for name in (weight, bias) if isinstance(name, str)]
+            if weight is None or used & set(mine) or len(mine) not in (0, 1 if piece.bias is None else 2):
+                return None
+            used |= set(mine)
+            slots = [model.space.slots[name] for name in mine]
+            begin = min((slot.offset for slot in slots), default=0)
+            layers.append(Layer(weight, bias, (), begin, max((slot.offset + slot.size for slot in slots), default=0)))
+        elif not layers:
+            return None
+        else:
+            layers[-1] = replace(layers[-1], after=(*layers[-1].after, piece))
+    dropouts = [m for m in module.modules() if isinstance(m, Dropout)]
+    whole = used == set(model.space.names) and bool(layers)
+    return Dense(model.space, layers, dropouts) if whole else None
+
+
+def _chain(module: nn.Module) -> list[nn.Module] | None:
+    if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules()):
+        return None
+    if type(module) is nn.Sequential:
+        found: list[nn.Module] = []
+        for child in module:
+            inner = _chain(child)
+            if inner is None:
+                return None
+            found += inner
+        return found
+    if type(module) is nn.Identity:
+        return []
+    return [module] if type(module) in (nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.GELU, Dropout) else None
+
+
+def _source(parameter: Tensor | None, names: dict[int, str]) -> str | Tensor | None:
+    """A trainable parameter's name, or the constant itself."""
+    if parameter is None:
+        return None
+    return names[id(parameter)] if parameter.requires_grad else parameter.detach()

@@ -1,0 +1,77 @@
+"""One stack for several runs that are played at the same time, each in a thread of its own: the cells of a sweep.
+
+A run's engine waits until every other run waits too (or has left); then one thread answers the requests of all of
+them together. Rounds so stay in step by themselves, and cells that are cheap wait for those that are not.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from ..messages import Job, Outcome
+from .program import Running, Stopped, Train
+from .stack import Orders
+from .stacked import Stacked, answer_all
+
+
+class Gathering:
+    """Where the engines of ``runs`` runs meet. Every run must `leave` at its end, whatever the end was."""
+
+    def __init__(self, runs: int) -> None:
+        self._changed = threading.Condition()
+        self._present = runs
+        self._waiting: dict[Companion, Sequence[Running]] = {}
+        self._stopped = False
+
+    def leave(self) -> None:
+        """One run less to wait for."""
+        with self._changed:
+            self._present -= 1
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Makes every engine that waits, or will wait, give its round up."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def answer(self, engine: Companion, programs: Sequence[Running]) -> None:
+        """Returns when these programs have ended. Raises `Stopped` if the runs were stopped."""
+        with self._changed:
+            self._waiting[engine] = programs
+            self._changed.notify_all()
+            while engine in self._waiting:
+                if self._stopped:
+                    del self._waiting[engine]
+                    raise Stopped
+                if len(self._waiting) >= self._present:
+                    self._answer_everybody()
+                else:
+                    self._changed.wait()
+
+    def _answer_everybody(self) -> None:
+        """Done by the last one to come, with the lock held: nobody else has anything to do."""
+        known: Orders = {}
+        try:
+            answer_all([(e, p) for e, programs in self._waiting.items() for p in programs], known)
+        finally:
+            self._waiting.clear()
+            self._changed.notify_all()
+
+
+class Companion(Stacked):
+    """The stacked engine of one run among several."""
+
+    def __init__(self, gathering: Gathering, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.gathering = gathering
+
+    def run(self, train: Train, jobs: Sequence[Job]) -> list[Outcome]:
+        programs = [Running(train, job) for job in jobs]
+        try:
+            self.gathering.answer(self, programs)
+        except Stopped:
+            raise KeyboardInterrupt from None
+        return [program.outcome() for program in programs]

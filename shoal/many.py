@@ -1,0 +1,107 @@
+"""Several runs of one configuration, one after another: every variant with every seed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import registry
+from .choice import conclude
+from .config import Config
+from .data.dataset import Dataset
+from .errors import ConfigError
+from .folder import RunFolder
+from .loading import Single, expand
+from .progress import Quiet
+from .report.comparison import compare
+from .report.page import write_report
+from .running import Interrupted, resume_run, same_configuration, start_run
+from .setup import resolve_config
+from .track.base import check_tracker
+
+
+class Data:
+    """The data sets of several runs, each loaded once; ``given`` is one that was handed over for all."""
+
+    def __init__(self, given: Dataset | None = None) -> None:
+        self._given = given
+        self._loaded: dict[str, Dataset] = {}
+
+    def of(self, config: Config) -> Dataset:
+        """The data of a resolved configuration."""
+        if self._given is not None:
+            return self._given
+        name = json.dumps(config.data, sort_keys=True)
+        if name not in self._loaded:
+            self._loaded[name] = registry.build("data", config.data).load()
+        return self._loaded[name]
+
+
+def checked(raw: Mapping[str, Any]) -> list[tuple[Single, Config]]:
+    """All runs with their resolved configurations. Raises `ConfigError`, naming the variant."""
+    found = []
+    for single in expand(raw):
+        try:
+            config = resolve_config(single.raw)
+            check_tracker(config)
+        except ConfigError as error:
+            raise ConfigError(f"{single.variant}: {error}" if raw.get("variants") else str(error)) from None
+        found.append((single, config))
+    return found
+
+
+def run_many(raw: dict[str, Any], path: Path, force: bool, data: Dataset | None, progress: Quiet | None) -> None:
+    """Runs all of a configuration in a new folder. Raises `ShoalError`; `Interrupted` on Ctrl-C."""
+    checked(raw)  # every variant, before the first one runs
+    folder = RunFolder(path)
+    with folder.locked():
+        if force:
+            clear_runs(folder, raw)
+        folder.prepare(raw, force)
+        play_many(raw, path, Data(data), progress)
+
+
+def clear_runs(folder: RunFolder, raw: Mapping[str, Any]) -> None:
+    """Removes the runs of a configuration from a folder, and those that it was started with."""
+    before = expand(folder.config()) if folder.exists else []
+    for place in {single.place for single in (*before, *expand(raw))}:
+        RunFolder(folder.path / place).clear()
+
+
+def play_many(raw: Mapping[str, Any], path: Path, data: Data, progress: Quiet | None) -> None:
+    """Runs what is not finished, then writes the comparison, the report, and what a sweep found.
+
+    Call it with the folder locked. The runs themselves get no report: with many of them it would be most of the disk
+    and of the time of short runs.
+    """
+    for single in expand(raw):
+        with _of_all(path):
+            _one_of_many(single, path, data, progress)
+    with _of_all(path):
+        RunFolder(path).write_json("comparison.json", {**compare(path), "finished": True})
+        write_report(path)
+        conclude(path)
+
+
+@contextlib.contextmanager
+def _of_all(path: Path) -> Iterator[None]:
+    """An interrupt of one of several runs: all of them go on with one command."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        raise Interrupted(path) from None
+
+
+def _one_of_many(single: Single, path: Path, data: Data, progress: Quiet | None) -> None:
+    """Runs one of several, or goes on with it; a finished one is left as it is."""
+    config = resolve_config(single.raw)
+    folder = RunFolder(path / single.place)
+    if not folder.exists:
+        start_run(config, folder.path, dataset=data.of(config), progress=progress, report=False)
+        return
+    same_configuration(folder, config)
+    if not folder.finished:
+        resume_run(folder.path, dataset=data.of(config), progress=progress, report=False)

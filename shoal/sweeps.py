@@ -1,0 +1,178 @@
+"""`sweep`: every combination of settings with several values, and the choice of the best by validation rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .choice import VALIDATION, Choice, parse_choice
+from .config import Config, Evaluation
+from .data.dataset import Dataset
+from .errors import ConfigError, RunError
+from .folder import RunFolder
+from .grid import Grid
+from .loading import Single, expand, leaves, load, overridden
+from .many import Data, checked, clear_runs, play_many
+from .progress import Quiet
+from .results import Sweep
+from .running import dumped, is_free
+from .setup import assemble, resolve_config
+
+Source = str | Path | Mapping[str, Any]
+
+
+def sweep(
+    source: Source,
+    grid: Mapping[str, Any],
+    *,
+    seeds: int | Sequence[int] | None = None,
+    best: str | None = None,
+    out: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    force: bool = False,
+    data: Dataset | None = None,
+    progress: Quiet | None = None,
+) -> Sweep:
+    """Runs a configuration with every combination of some settings, and chooses the best.
+
+    ``grid`` maps dotted settings to lists of values; a value that is no list, or in ``overrides``, is the same for
+    all. If the configuration has ``variants``, each of them is run with every combination. ``seeds`` is a number of
+    seeds, counted from 0, or a list. ``best`` is a number of ``summary.json``: ``validation_accuracy`` (the
+    largest), ``validation_loss`` (the smallest), or another one with its better end, ``min:client_drift``; numbers
+    of test rows are refused. The best cell is written as ``best.yaml``, all of them as ``sweep.json``.
+
+    ``out`` is by default ``runs/NAME-sweep``. The same call again goes on where an interrupted one stopped, and a
+    grid with more cells or seeds adds them; other settings are an error. ``force`` starts again.
+
+    Raises `ShoalError`, for anything that is wrong with any cell before the first one runs.
+    """
+    several = {key: tuple(values) for key, values in grid.items() if isinstance(values, list | tuple)}
+    single = {key: value for key, value in grid.items() if key not in several}
+    raw = overridden(load(source), {**(overrides or {}), **single})
+    if data is not None and raw.get("data", "arrays") not in ("arrays", {"kind": "arrays"}):
+        raise RunError(f"data= was given, but the configuration asks for data {raw['data']}; leave one of them out")
+    if data is not None:
+        raw["data"] = {"kind": "arrays"}
+    if seeds is not None:
+        raw["seeds"] = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+        if not raw["seeds"]:
+            raise ConfigError("seeds: a sweep needs at least one")
+    choice = None if best is None else parse_choice(best)
+    if choice is not None and choice.needs_validation:
+        raw = _measuring(raw)
+    path = Path(out) if out is not None else Path("runs") / f"{raw.get('name', 'run')}-sweep"
+    folder = RunFolder(path)
+    lattice = Grid(several)
+    if not force:
+        lattice = lattice.ordered(list(folder.sweep().get("grid", {})))
+    raw["variants"] = _cells(raw, lattice)
+    found, store = checked(raw), Data(data)
+    _assembled(found, path, store, choice, force)
+    begun = {
+        "grid": {key: list(values) for key, values in lattice.values.items()},
+        "seeds": sorted({one.seed for one, _ in found}, key=[one.seed for one, _ in found].index),
+        "best": None if choice is None else {"number": choice.number, "take": choice.take},
+        "cells": [{"cell": name, "changes": changes} for name, changes in raw["variants"].items()],
+        "chosen": None,
+        "finished": False,
+    }
+    with folder.locked():
+        if force:
+            clear_runs(folder, raw)
+            folder.prepare(raw, True)
+        elif folder.exists:
+            _extend(folder, raw, found)
+        else:
+            folder.prepare(raw, False)
+        folder.write_json("sweep.json", begun)
+        play_many(raw, path, store, progress)
+    return Sweep(path)
+
+
+def _measuring(raw: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the measure of validation rows."""
+    evaluate = raw.get("evaluate") or {}
+    measures = evaluate.get("measures", Evaluation().measures) if isinstance(evaluate, Mapping) else []
+    if VALIDATION in measures:
+        return raw
+    return overridden(raw, {"evaluate.measures": [*measures, VALIDATION]})
+
+
+def _cells(raw: Mapping[str, Any], grid: Grid) -> dict[str, dict[str, Any]]:
+    """The changes of every cell, by name: each variant of the configuration with each combination of the grid."""
+    variants = raw.get("variants") or {"": {}}
+    if not isinstance(variants, Mapping):
+        expand(raw)  # raises
+    found = {
+        ",".join(part for part in (str(variant), cell) if part): {**(changes or {}), **more}
+        for variant, changes in variants.items()
+        for cell, more in grid.cells().items()
+    }
+    if len(found) < 2:
+        raise ConfigError(
+            "nothing to sweep over: give a setting several values, such as local.lr=0.1,0.2 (several seeds alone are "
+            "a run: shoal run CONFIG seeds=[0,1,2])"
+        )
+    return found
+
+
+def _assembled(
+    found: Sequence[tuple[Single, Config]], path: Path, data: Data, choice: Choice | None, force: bool
+) -> None:
+    """Tries the first seed of each cell that is not finished: models that do not fit, streams without what is needed.
+
+    Raises `ConfigError`, naming the cell.
+    """
+    seen: set[str] = set()
+    for single, config in found:
+        if single.variant in seen or (not force and RunFolder(path / single.place).finished):
+            continue
+        seen.add(single.variant)
+        dataset = data.of(config)
+        try:
+            setup = assemble(config, dataset)
+        except ConfigError as error:
+            raise ConfigError(f"{single.variant}: {error}") from None
+        if choice is None or not choice.needs_validation:
+            continue
+        if not any(len(target.validation) for target in setup.stream.targets(max(1, config.rounds))):
+            raise ConfigError(
+                f"{single.variant}: --best {choice.number} needs validation rows, but no target of the stream has any; "
+                f"set stream.validation, such as stream.validation=0.1"
+            )
+        if not config.evaluate.every:
+            raise ConfigError(
+                f"{single.variant}: --best {choice.number} needs measuring, but evaluate.every is 0; set it to 1"
+            )
+
+
+def _extend(folder: RunFolder, raw: dict[str, Any], found: Sequence[tuple[Single, Config]]) -> None:
+    """Goes on with the sweep that is in a folder; its grid and its seeds may have grown. Raises `RunError`."""
+    path = folder.path
+    if not folder.sweep():
+        raise RunError(f"{path} holds a run that is no sweep; choose another --out, or --force to replace it")
+    now = {single.place: config for single, config in found}
+    before = {single.place: single for single in expand(folder.config())}
+    lost = [str(place) for place in before if place not in now]
+    if lost:
+        others = f" and {len(lost) - 5} others" if len(lost) > 5 else ""
+        raise RunError(
+            f"{path} holds a sweep with runs that this one lacks: {', '.join(lost[:5])}{others}. A sweep may only "
+            f"grow: keep all its values and seeds, choose another --out, or --force to replace it"
+        )
+    for place, single in before.items():
+        old, new = leaves(dumped(resolve_config(single.raw))), leaves(dumped(now[place]))
+        changed = [
+            f"{key} ({old.get(key, 'unset')} -> {new.get(key, 'unset')})"
+            for key in sorted({*old, *new})
+            if old.get(key) != new.get(key) and not is_free(key)
+        ]
+        if changed:
+            raise RunError(
+                f"{path} holds a sweep of another configuration: {', '.join(changed[:5])}. Choose another --out, or "
+                f"--force to replace it"
+            )
+    for name in ("comparison.json", "report.html", "best.yaml"):
+        (path / name).unlink(missing_ok=True)
+    folder.write_yaml("config.yaml", raw)

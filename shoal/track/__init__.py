@@ -1,0 +1,1 @@
+"""Trackers: where else a run's numbers are sent while it goes on."""

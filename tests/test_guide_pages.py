@@ -1,0 +1,143 @@
+"""The pages on parts of one's own: their blocks keep every law, work together, and run from the command line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from conftest import Shoal
+
+import shoal as library
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def configurations(page: str) -> dict[str, dict[str, Any]]:
+    return {raw["name"]: raw for raw in map(yaml.safe_load, blocks(page, "yaml"))}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the blocks of each page as one module, under the names that the pages use, and their YAML files."""
+    monkeypatch.chdir(tmp_path)
+    for page, module, count in (("new-method.md", "my_parts", 4), ("new-stream.md", "my_streams", 3)):
+        found = blocks(page, "python")
+        assert len(found) == count
+        # Names of their own beside other tests' modules; the pages' short ones are for readers.
+        (tmp_path / f"guide_{module}.py").write_text("\n\n".join(found))
+        for name, raw in configurations(page).items():
+            text = yaml.safe_dump(raw).replace(f"{module}:", f"guide_{module}:")
+            assert f"guide_{module}:" in text
+            (tmp_path / f"{name}.yaml").write_text(text)
+    return tmp_path
+
+
+PARTS = ["my_parts:Prox", "my_parts:Ifca", "my_parts:BySteps", "my_parts:Cosine", "my_streams:Turning"]
+
+
+@pytest.mark.parametrize("path", [*PARTS, "my_streams:Owners"])
+def test_every_class_keeps_the_laws(here: Path, shoal: Shoal, path: str) -> None:
+    said = shoal("check", f"guide_{path}")
+    assert said.code == 0, said.out
+    assert "holds" in said.out
+    assert "BROKEN" not in said.out
+
+
+def test_the_parts_of_a_method_work_together(here: Path, shoal: Shoal) -> None:
+    for workers in (1, 2):
+        said = shoal("run", "own.yaml", f"execution.workers={workers}", "--out", f"run{workers}")
+        assert said.code == 0, said.err
+    assert (here / "run1/metrics.jsonl").read_bytes() == (here / "run2/metrics.jsonl").read_bytes()
+    result = library.Result(here / "run1")
+    assert result.summary["updates"] == 8 * 4
+    assert result.summary["acc"] > 0.3  # three models for four clients with a few classes each; chance is 0.1
+    assert 1 <= result.summary["popularity"] <= 4
+    frame = result.frame()
+    assert frame[frame["metric"] == "popularity"].groupby("round")["value"].sum().tolist() == [4] * 8
+    worst = frame[(frame["metric"] == "worst_class") & frame["weighting"].isna()]
+    assert len(worst) == 8
+    assert worst["value"].between(0, 1).all()
+
+
+def test_a_stream_and_a_partition_work_together(here: Path, shoal: Shoal) -> None:
+    said = shoal("show", "own-stream.yaml")
+    assert said.code == 0, said.err
+    said = shoal("run", "own-stream.yaml", "--out", "run")
+    assert said.code == 0, said.err
+    summary = library.Result(here / "run").summary
+    assert set(summary["accuracy_by_target"]) == {"concept=0", "concept=1"}
+    assert summary["updates"] == 6 * 4
+
+
+def test_a_source_reads_its_file_and_says_what_it_left_out(here: Path, shoal: Shoal) -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(120) % 3
+    x = rng.normal(size=(120, 4)) + 3 * np.eye(4)[y]
+    x[[7, 50], 2] = np.nan
+    np.savez(here / "sensors.npz", x=x, y=np.array(["low", "mid", "high"])[y], site=np.array(["a", "b"])[y % 2])
+    said = shoal("show", "own-data.yaml", "rounds=4")
+    assert said.code == 0, said.err
+    assert "note: rows left out because a value is missing: 2" in said.out
+    assert shoal("run", "own-data.yaml", "rounds=4", "--out", "run").code == 0
+    header = (here / "run" / "metrics.jsonl").read_text().splitlines()[0]
+    assert '"rows left out because a value is missing: 2"' in header
+    assert '"classes": ["high", "low", "mid"]' in header
+    np.savez(here / "sensors.npz", x=x)
+    said = shoal("run", "own-data.yaml", "--out", "b")
+    assert said.code == 2
+    assert "needs the arrays x and y; ['y'] are not there" in said.err
+
+
+@pytest.mark.parametrize(
+    ("code", "settings", "message"),
+    [
+        ("def __init__(self, lr=1.0): pass", "lr: 3", "put it after"),
+        ("def __init__(self, *, lr: 'Unknown' = 1.0): pass", "lr: 3", "import it outside TYPE_CHECKING"),
+    ],
+)
+def test_mistakes_in_a_signature_are_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shoal: Shoal, code: str, settings: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = f"signature_{abs(hash(code))}"
+    (tmp_path / f"{module}.py").write_text(
+        f"from shoal.server.base import ServerOptimizer\nclass S(ServerOptimizer):\n    'S.'\n    {code}\n"
+    )
+    said = shoal("run", "quickstart", f"method.server={{kind: '{module}:S', {settings}}}", "variants={}", "--out", "a")
+    assert said.code == 2
+    assert message in said.err
+
+
+def test_arguments_of_a_loss_are_checked(shoal: Shoal, tmp_path: Path) -> None:
+    said = shoal("run", "quickstart", "local.loss_args={label_smooting: 0.1}", "--out", str(tmp_path / "a"))
+    assert said.code == 2
+    assert "did you mean 'label_smoothing'" in said.err
+
+
+def test_links_between_the_pages_lead_somewhere() -> None:
+    root = DOCS.parent
+    pages = [root / "README.md", root / "CONTRIBUTING.md", *DOCS.rglob("*.md")]
+    broken = []
+    for page in pages:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            path, _, anchor = target.partition("#")
+            if re.match(r"[a-z]+:", target):
+                continue
+            there = page.parent / path if path else page
+            if not there.exists():
+                broken.append(f"{page.name}: {target}")
+            elif anchor:
+                heads = re.findall(r"^#+ +(.*)$", there.read_text(encoding="utf-8"), re.MULTILINE)
+                slugs = [re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads]
+                if anchor not in slugs:
+                    broken.append(f"{page.name}: {target}")
+    assert not broken

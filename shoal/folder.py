@@ -25,7 +25,6 @@ from .metrics.base import Line
 FILES = (
     "config.yaml",
     "environment.json",
-    "serving.json",
     "metrics.jsonl",
     "timings.jsonl",
     "summary.json",
@@ -106,8 +105,9 @@ class RunFolder:
         return self._json("sweep.json")
 
     def serving(self) -> dict[str, Any]:
-        """The content of ``serving.json``: what a prediction must know beside the model."""
-        return self._json("serving.json")
+        """What a prediction must know beside the model, see `shoal.serving`; kept for runs that are unfinished."""
+        found = self.environment().get("serving")
+        return found if isinstance(found, dict) else {}
 
     def _json(self, name: str) -> dict[str, Any]:
         try:

@@ -86,9 +86,9 @@ def start_run(
 
 
 def _write_environment(folder: RunFolder, setup: Setup) -> None:
-    folder.write_json("serving.json", serving(setup))
     found = environment(setup.dataset.fingerprint)
-    folder.write_json("environment.json", {**found, "configuration": leaves(dumped(setup.config))})
+    known = {"configuration": leaves(dumped(setup.config)), "serving": serving(setup)}
+    folder.write_json("environment.json", {**found, **known})
 
 
 def resume_run(

@@ -38,7 +38,6 @@ def test_run_prints_a_table_and_is_quiet_where_there_is_no_terminal(shoal: Shoal
     assert names == {
         "config.yaml",
         "environment.json",
-        "serving.json",
         "metrics.jsonl",
         "timings.jsonl",
         "summary.json",

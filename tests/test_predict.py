@@ -13,42 +13,18 @@ import pytest
 import torch
 import yaml
 from conftest import Shoal
-from PIL import Image
+from prediction_helpers import CONFIG, TASKS, logged, raw_test_rows, right
 from safetensors.torch import load_file
 from torch import nn
 
 import shoal as library
 from shoal.data.dataset import Dataset
 from shoal.data.digits import Digits
-from shoal.errors import ConfigError, DataError, RunError, ShoalError
+from shoal.errors import ConfigError, RunError, ShoalError
 from shoal.folder import RunFolder
 from shoal.prediction import Predictor
 from shoal.progress import Quiet
 from shoal.setup import assemble, resolve_config
-
-CONFIG: dict[str, Any] = {
-    "name": "small",
-    "rounds": 2,
-    "stream": {"kind": "static", "clients": 3},
-    "model": {"kind": "mlp", "hidden": [8]},
-    "execution": {"kind": "serial"},
-}
-TASKS = {"kind": "tasks", "tasks": 5, "by": "class", "clients": 3}
-
-
-def logged(folder: Path, **labels: Any) -> float:
-    """The accuracy that the run logged last for a target."""
-    found = [line for line in RunFolder(folder).lines() if line.get("metric") == "accuracy"]
-    return float([line for line in found if all(line.get(k) == v for k, v in labels.items())][-1]["value"])
-
-
-def right(frame: pd.DataFrame, truth: list[str]) -> float:
-    return float(np.mean(np.asarray(frame["prediction"]) == np.asarray(truth)))
-
-
-def raw_test_rows(data: Dataset, rows: torch.Tensor | None = None) -> tuple[np.ndarray, list[str]]:
-    chosen = data.test if rows is None else rows
-    return data.features[chosen].numpy(), [data.classes[int(i)] for i in data.labels[chosen]]
 
 
 @pytest.fixture(scope="module")
@@ -179,127 +155,6 @@ def test_constants_are_exported_once_and_put_back_exactly(tmp_path: Path, monkey
         shutil.copytree(run, other)
         RunFolder(other).write_yaml("config.yaml", {**raw, "seed": 99, "model": {**raw["model"], "noise": 7.0}})
         pd.testing.assert_frame_equal(library.predict(other, images, target=f"task={task}"), before)
-
-
-# ---- readers -------------------------------------------------------------------------------------------------------
-
-
-def test_a_table(tmp_path: Path) -> None:
-    rng = np.random.default_rng(2)
-    frame = pd.DataFrame({"size": rng.normal(size=80).round(3), "kind": rng.choice(["x", "y", "z"], 80)})
-    frame["label"] = np.where(frame["size"] + (frame["kind"] == "x") > 0.3, "big", "small")
-    frame.to_csv(tmp_path / "rows.csv", index=False)
-    data = {"kind": "table", "path": str(tmp_path / "rows.csv"), "label": "label"}
-    run = library.run({**CONFIG, "data": data}, out=tmp_path / "run").folder
-    loaded = assemble(resolve_config({**CONFIG, "data": data})).dataset
-    (tmp_path / "rows.csv").unlink()  # the data are gone
-    further = frame.iloc[loaded.test.numpy()].drop(columns="label")
-    further[["kind", "size"]].to_csv(tmp_path / "further.csv", index=False)  # in another order
-    found = library.predict(run, tmp_path / "further.csv")
-    assert right(found, [str(label) for label in frame["label"].iloc[loaded.test.numpy()]]) == logged(run)
-    assert list(found.columns) == ["row", "prediction", "confidence", "p:big", "p:small"]
-    further.to_parquet(tmp_path / "further.parquet", index=False)
-    for same in (tmp_path / "further.parquet", further):
-        pd.testing.assert_frame_equal(library.predict(run, same), found)
-    with pytest.raises(DataError, match="size"):
-        library.predict(run, further.drop(columns="size"))
-    for wrong, message in ((np.zeros((2, 4)), "DataFrame"), (tmp_path / "run", "ends in .csv")):
-        with pytest.raises(DataError, match=message):
-            library.predict(run, wrong)
-
-
-def test_a_regression_is_in_the_units_of_its_source(tmp_path: Path) -> None:
-    rng = np.random.default_rng(3)
-    x = rng.normal(size=(80, 3)).astype(np.float32)
-    y = (1000 + 50 * x[:, 0]).astype(np.float32)
-    data = library.from_arrays(x, y, learn="values")
-    config = {
-        **CONFIG,
-        "rounds": 15,
-        "local": {"loss": "mse", "lr": 0.1, "epochs": 3},
-        "model": {"kind": "mlp", "hidden": [16]},
-    }
-    run = library.run(config, data=data, out=tmp_path / "run").folder
-    frame = library.predict(run, x)
-    assert list(frame.columns) == ["row", "prediction"]
-    error = np.abs(frame["prediction"].to_numpy() - y)
-    assert error.mean() < 10  # the deviation of y is 50
-    assert 900 < frame["prediction"].mean() < 1100
-
-
-def save_images(folder: Path, images: np.ndarray, labels: list[str]) -> list[str]:
-    names = []
-    for i, (pixels, label) in enumerate(zip(images, labels, strict=True)):
-        path = folder / label / f"{i:03}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels).save(path)
-        names.append(f"{label}/{i:03}.png")
-    return names
-
-
-def test_images_from_a_folder_a_file_and_parquet(tmp_path: Path) -> None:
-    rng = np.random.default_rng(4)
-    images = rng.integers(0, 256, (40, 6, 5, 3), dtype=np.uint8)
-    labels = ["cat" if i % 2 else "dog" for i in range(40)]
-    images[1::2] //= 2
-    save_images(tmp_path / "train", images, labels)
-    data = {"kind": "folder", "path": str(tmp_path / "train"), "cache": None}
-    run = library.run({**CONFIG, "data": data}, out=tmp_path / "run").folder
-    shutil.rmtree(tmp_path / "train")
-    names = save_images(tmp_path / "further" / "deep", images[:7], labels[:7])
-    (tmp_path / "further" / "notes.txt").write_text("no image")
-    found = library.predict(run, tmp_path / "further")
-    assert list(found["file"]) == sorted(f"deep/{name}" for name in names)
-    assert list(found.columns) == ["file", "prediction", "confidence", "p:cat", "p:dog"]
-    by_name = found.set_index("file")
-    plain = library.predict(run, images[:7])
-    for row, name in enumerate(names):
-        assert by_name.loc[f"deep/{name}", "p:cat"] == pytest.approx(plain.loc[row, "p:cat"], abs=1e-6)
-    one = library.predict(run, tmp_path / "further" / "deep" / names[0])
-    assert list(one["file"]) == ["000.png"]
-    listed = library.predict(run, [tmp_path / "further" / "deep" / name for name in names[:2]])
-    assert len(listed) == 2
-    encoded = [(tmp_path / "further" / "deep" / name).read_bytes() for name in names]
-    table = pd.DataFrame({"id": range(7), "picture": [{"bytes": b, "path": None} for b in encoded], "raw": encoded})
-    table.to_parquet(tmp_path / "further.parquet")
-    packed = library.predict(run, tmp_path / "further.parquet", column="picture")
-    pd.testing.assert_frame_equal(packed, plain)
-    pd.testing.assert_frame_equal(library.predict(run, tmp_path / "further.parquet", column="raw"), plain)
-    with pytest.raises(DataError, match=r"\['picture', 'raw'\].*--column"):
-        library.predict(run, tmp_path / "further.parquet")
-    with pytest.raises(DataError, match="no column 'id' with encoded images"):
-        library.predict(run, tmp_path / "further.parquet", column="id")
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="no image in it"):
-        library.predict(run, tmp_path / "empty")
-    Image.fromarray(images[0, :3, :3]).save(tmp_path / "empty" / "tiny.png")
-    with pytest.raises(DataError, match=r"tiny\.png.*3x3"):
-        library.predict(run, tmp_path / "empty")
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (np.zeros((2, 9, 8), np.uint8), r"uint8 images of the shape \[rows, 8, 8, 1\].*got the shape \(2, 9, 8\)"),
-        (np.full((2, 8, 8), 17), "has the value 17.*0 to 16"),
-        (np.full((2, 8, 8), 0.5), "whole numbers"),
-        (np.full((2, 8, 8), -1), "whole numbers"),
-        (np.full((2, 8, 8), np.nan), "whole numbers"),
-        (np.array([["a"]]), "needs numbers"),
-        ([[1], [1, 2]], "do not make an array"),
-    ],
-)
-def test_rows_that_do_not_fit_are_explained(tasks: Path, rows: Any, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        library.predict(tasks, rows, target="task=0")
-
-
-def test_files_that_do_not_fit_are_explained(tasks: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    (tmp_path / "rows.csv").write_text("a\n1\n")
-    for name, message in (("objects.npy", "cannot be read"), ("rows.csv", "an .npy file"), ("no.npy", "there is no")):
-        with pytest.raises(DataError, match=message):
-            library.predict(tasks, tmp_path / name, target="task=0")
 
 
 # ---- which model ---------------------------------------------------------------------------------------------------
@@ -440,7 +295,7 @@ def test_a_finished_run_needs_neither_checkpoint_nor_metrics(tmp_path: Path) -> 
     images, _ = raw_test_rows(Digits().load())
     before = library.predict(tmp_path / "run", images)
     shutil.rmtree(tmp_path / "run" / "checkpoint")
-    for name in ("metrics.jsonl", "serving.json", "environment.json"):
+    for name in ("metrics.jsonl", "environment.json"):
         (tmp_path / "run" / name).unlink()
     pd.testing.assert_frame_equal(library.predict(tmp_path / "run", images), before)
 

@@ -96,31 +96,47 @@ def test_cells_get_their_report_on_demand(whole: library.Sweep, shoal: Shoal) ->
             path.unlink()
 
 
-@pytest.mark.parametrize("after", [4, 9])
-def test_an_interrupted_sweep_goes_on_to_the_same_files(
-    whole: library.Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+class Killed(BaseException):
+    """A process that is gone at once: nothing is saved on the way out."""
+
+
+@pytest.mark.parametrize(("after", "how"), [(4, KeyboardInterrupt), (9, Killed)])
+def test_a_sweep_that_was_stopped_goes_on_to_the_same_files(
+    whole: library.Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int, how: type[BaseException]
 ) -> None:
     play, count = Experiment.play, [0]
 
-    def interrupted(self: Experiment, state: Any) -> Any:
+    def stopped(self: Experiment, state: Any) -> Any:
         count[0] += 1
         if count[0] == after:
-            raise KeyboardInterrupt
+            raise how
         return play(self, state)
 
     out = tmp_path / "s"
     with monkeypatch.context() as patched:
-        patched.setattr(Experiment, "play", interrupted)
-        with pytest.raises(Interrupted, match=f"go on with: shoal resume {out}"):
+        patched.setattr(Experiment, "play", stopped)
+        with pytest.raises((Interrupted, Killed)) as caught:
             library.sweep(BASE, GRID, seeds=2, best="validation_accuracy", out=out)
     assert not RunFolder(out).sweep()["finished"]
-    if after == 4:
+    if how is KeyboardInterrupt:
+        assert f"go on with: shoal resume {out}" in str(caught.value)
         found: Any = library.resume(out)
         assert isinstance(found, library.Sweep)
     else:
         found = library.sweep(BASE, GRID, seeds=2, best="validation_accuracy", out=out)
     assert found.chosen == whole.chosen
     assert files(out) == files(whole.folder)
+
+
+def test_the_measure_of_validation_rows_is_added_where_it_is_needed(tmp_path: Path) -> None:
+    raw = {**BASE, "rounds": 1, "evaluate": {"measures": ["accuracy"]}}
+    plain = library.sweep(raw, {"local.lr": [0.1, 0.2]}, out=tmp_path / "a")
+    assert "validation_accuracy" not in plain.runs["lr=0.1/0"].summary
+    assert plain.chosen is None
+    assert plain.best is None
+    chosen = library.sweep(raw, {"local.lr": [0.1, 0.2]}, out=tmp_path / "b", best="validation_accuracy")
+    assert chosen.runs["lr=0.1/0"].summary["validation_accuracy"] > 0
+    assert RunFolder(tmp_path / "b" / "lr=0.1" / "0").config()["evaluate"]["measures"] == ["accuracy", "validation"]
 
 
 def test_finished_cells_are_left_alone_and_data_are_loaded_once(

@@ -95,12 +95,21 @@ def show_choice(result: Sweep) -> None:
 
 def _show_run(result: Result) -> None:
     summary = result.summary
-    keys = ["rounds", "acc", "acc_last5", "client_drift", "seconds", "client_steps_per_second"]
+    main = ["acc", "acc_weighted", "acc_last5"] if summary.get("acc") is not None else ["loss"]
+    keys = ["rounds", *main, "client_drift", "seconds", "client_steps_per_second"]
     server = (summary.get("server") or {}).get("class")
     values = [["method", f"{summary.get('method')}, server {server}"], ["seed", plain(summary.get("seed"))]]
     values += [[key, plain(summary.get(key))] for key in keys]
     bwt = summary.get("bwt_f") or {}
     values += [[f"bwt_f {name}", plain(value)] for name, value in bwt.items()]
+    for name, spread in (summary.get("over_targets") or {}).items():
+        if spread.get("n", 0) > 1:
+            values.append([f"{name}, worst tenth", f"{plain(spread.get('worst_decile'))} of {spread['n']} targets"])
+        elif name not in ("accuracy", "loss"):
+            values.append([name, plain(spread.get("mean"))])
+    for name, part in (("forgetting", "best"), ("forward_transfer", "mean")):
+        if (summary.get(name) or {}).get(part) is not None:
+            values.append([f"{name}, {part}" if name == "forgetting" else name, plain(summary[name][part])])
     problems = summary.get("problems") or {}
     values += [[name, plain(value)] for name, value in problems.items() if value and name != "clients"]
     values += [[f"{name} clients", _few(clients)] for name, clients in problems.get("clients", {}).items()]

@@ -123,10 +123,14 @@ def _is_scalar(value: Any) -> bool:
 
 
 def right(outputs: Tensor, y: Tensor) -> Tensor:
-    """1.0 where the largest output is that of the label, else 0.0; NaN where targets are no labels."""
+    """1.0 where the largest output is that of the label, else 0.0, also of a row with a NaN among its outputs.
+
+    NaN where targets are no labels.
+    """
     if y.is_floating_point() or y.dim() != 1 or outputs.dim() != 2:
         return torch.full((len(y),), float("nan"), device=y.device)
-    return (outputs.argmax(1) == y).float()
+    # To argmax the first NaN is the largest number of all, so that broken models would know class 0.
+    return ((outputs.argmax(1) == y) & ~outputs.isnan().any(1)).float()
 
 
 def check_arguments(kind: str, args: Mapping[str, Any]) -> None:

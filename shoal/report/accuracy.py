@@ -46,7 +46,8 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
         return Section("accuracy", metric(shown).label, nothing + _further(runs, more))
     several = len(runs.variants) > 1
     body = _overall(runs, shown, targets) if several else ""
-    body += _few(runs, shown, curves, targets) if len(targets) <= MANY else _range(runs, shown, curves)
+    if not (several and len(targets) == 1):  # else the first chart has it all
+        body += _few(runs, shown, curves, targets) if len(targets) <= MANY else _range(runs, shown, curves)
     if len(runs.variants) > PANELS:
         body += note(f"Charts of the first {PANELS} of {len(runs.variants)} variants.")
     body += note(_explain(runs, shown, targets))
@@ -111,7 +112,7 @@ def _few(runs: Runs, shown: str, curves: Curves, targets: Sequence[Target]) -> s
     # One seed comes first: every seed has an order of its own, and the mean smears what happens at a boundary.
     views = [*(f"seed {seed}" for seed in seeds), "mean over the seeds"] if len(seeds) > 1 else []
     panels = []
-    for variant, members in list(runs.variants.items())[:PANELS]:
+    for variant, members in [pair for pair in runs.variants.items() if any(curves[pair[0]])][:PANELS]:
         seen: list[tuple[tuple[int, ...] | None, Sequence[int]]] = [
             ((len(seeds),) if views else None, range(len(members)))
         ]
@@ -177,7 +178,7 @@ def _explain(runs: Runs, shown: str, targets: Sequence[Target]) -> str:
         what = "the clients go on to their next task" if tasks else "what the clients hold changes"
         said += f" Dashed vertical lines are phase boundaries: there {what}."
     if any(len(members) > 1 for members in runs.variants.values()):
-        if len(targets) <= MANY:
+        if len(targets) <= MANY and not (len(runs.variants) > 1 and len(targets) == 1):
             said += f" The charts by {noun} show one seed, or the mean over the seeds: choose above them."
         said += " Around a mean over seeds, bands are one standard deviation to either side."
     if few or len(runs.variants) > 1:
@@ -186,6 +187,8 @@ def _explain(runs: Runs, shown: str, targets: Sequence[Target]) -> str:
 
 
 def _final(runs: Runs, shown: str, curves: Curves, targets: Sequence[Target], more: Sequence[str]) -> str:
+    if {label for target in targets for label, _ in target} == {"client"}:
+        return ""  # the section on the clients has it
     names = _names(runs)
     said = " in percent" if metric(shown).unit == PERCENT and not (runs.single and more) else ""
     label = metric(shown).label.lower()

@@ -37,7 +37,9 @@ COLUMNS = (
 SHORT = ("acc", "bwt_f.seen", "bwt_f.worst@1", "bwt_f.worst@5", "client_drift")
 """Those that fit a terminal of 80 columns."""
 _ABOUT_TARGETS = frozenset({"over_targets.accuracy.worst_decile", "over_targets.accuracy.sd"})
-"""Columns that say something only where there are several targets."""
+"""Columns that say something only where clients are targets."""
+MOST = 12
+"""How many differences between runs are named."""
 _HEADINGS = {
     "acc": "accuracy %",
     "acc_last5": "last 5 %",
@@ -94,10 +96,10 @@ def _learns_values(runs: Runs, variants: Mapping[str, Any]) -> bool:
 
 
 def about(runs: Runs) -> dict[str, Any]:
-    """What was run, as far as it is the same for all runs: data, rounds, clients, tasks, order, method."""
+    """What was run, as far as it is the same for all runs: data, model, method, rounds, clients, tasks."""
     sources: dict[str, set[Any]] = {}
     for run in runs.runs:
-        parts = {name: run.config.get(name) for name in ("data", "method")}
+        parts = {name: run.config.get(name) for name in ("data", "model", "method")}
         kinds = {name: part.get("kind") if isinstance(part, Mapping) else part for name, part in parts.items()}
         stream = {name: run.stream.get(name) for name in ("clients", "tasks", "order")}
         for name, value in {**kinds, **stream, "rounds": run.planned}.items():
@@ -123,12 +125,15 @@ def unlike(runs: Runs) -> list[str]:
         if not runs.config.get("seeds"):  # else a run that is not there yet is missing, and named as such
             facts.setdefault("the seeds", {})[variant] = [run.seed for run in members]
     configured = sum(bool(members[0].config) for members in runs.variants.values())
-    said = []
+    said, partly = [], []
     for name, by_variant in facts.items():
-        # A setting that only some variants have differs, too; a fingerprint that only some have is not known.
-        partly = len(by_variant) < configured and not name.startswith("the ")
-        if partly or len({tuple(found) for found in by_variant.values()}) > 1:
+        if len({tuple(found) for found in by_variant.values()}) > 1:
             said.append(f"{name}: {_unlike(by_variant)}")
+        elif len(by_variant) < configured and not name.startswith("the "):
+            partly.append(f"{name}: {_unlike(by_variant)} alone")
+    # Of other kinds of streams nearly every setting is there only in some: the kinds say it.
+    said += [] if any(line.startswith(("stream.kind", "data.kind")) for line in said) else partly
+    said = [*said[:MOST], f"and {len(said) - MOST} settings more"] if len(said) > MOST else said
     if not said:
         return []
     return [
@@ -151,7 +156,7 @@ def _short(text: str) -> str:
 
 
 def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} others" if len(names) > 3 else "")
+    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} others"
 
 
 def _variant(members: Sequence[Run], unfinished_too: bool) -> dict[str, Any]:
@@ -211,8 +216,8 @@ def _wanted(comparison: Mapping[str, Any], full: bool) -> list[str]:
     variants = comparison["variants"].values()
     means = dict.fromkeys(key for v in variants for key in v["numbers"] if _is_further_mean(key))
     wanted = list(COLUMNS if full else SHORT)
-    several = any(v["numbers"].get("over_targets.accuracy.n", {}).get("mean", 0) > 1 for v in variants)
-    wanted = [key for key in wanted if several or key not in _ABOUT_TARGETS]
+    clients = any(key.startswith("accuracy_by_target.client=") for v in variants for key in v["numbers"])
+    wanted = [key for key in wanted if clients or key not in _ABOUT_TARGETS]
     if comparison.get("lead") == "loss":
         return ["loss", *means, *wanted]
     return [wanted[0], *means, *wanted[1:]] if full else wanted

@@ -51,7 +51,8 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     body += table(
         "The variants in numbers, mean ± standard deviation over seeds", head, [list(row.values()) for row in found]
     )
-    if any(len(v["seeds"]) > 1 for v in comparison["variants"].values()):
+    bwt = any("bwt_f.seen" in v["numbers"] for v in comparison["variants"].values())
+    if bwt and any(len(v["seeds"]) > 1 for v in comparison["variants"].values()):
         body += note("Accuracy in percent; BWT_f, worst@1 and worst@5 in points. Definitions are at the end.")
     return Section("findings", "More findings" if more else "In numbers", body)
 

@@ -152,7 +152,7 @@ def _to_know(comparison: Mapping[str, Any]) -> str:
     nothing = untrained(comparison["variants"])
     if nothing:
         return nothing[0]
-    rules = (_trouble, _unfinished, _drops, _noise, _uneven, _alone)
+    rules = (_trouble, _unfinished, _unlike, _drops, _noise, _uneven, _alone)
     said = [found for rule in rules if (found := rule(comparison))]
     return _capital("; ".join(said[:CLAUSES])) + "." if said else _calm(comparison)
 
@@ -206,13 +206,25 @@ def _noise(comparison: Mapping[str, Any]) -> str:
         if all(row["n"] <= 1 for row in rows):
             return "with one seed per variant the differences may be noise: no test can separate them"
         return "the differences may be noise: without two common seeds no test can separate the variants"
-    group = [row["variant"] for row in rows if row["best"] == rows[0]["variant"]]
+    first = rows[0]["variant"]
+    tested = {v for pair in comparison["tests"] if first in (pair["a"], pair["b"]) for v in (pair["a"], pair["b"])}
+    if not tested:
+        return f"no test can tell whether {first} is ahead by more than noise, as it has no two seeds with another one"
+    group = [row["variant"] for row in rows if row["best"] == first and row["variant"] in tested]
     test = "paired t-test, corrected" if len(comparison["tests"]) > 1 else "paired t-test"
     if len(group) == len(rows):
-        return f"all differences to {rows[0]['variant']} are within noise ({test})"
+        return f"all differences to {first} are within noise ({test})"
     if len(group) > 1:
         return f"the difference between {join(group[:LISTED])} is within noise ({test})"
-    return f"the lead of {rows[0]['variant']} over {rows[1]['variant']} is more than noise ({test})"
+    second = next(row["variant"] for row in rows if row["variant"] in tested and row["variant"] != first)
+    return f"the lead of {first} over {second} is more than noise ({test})"
+
+
+def _unlike(comparison: Mapping[str, Any]) -> str:
+    """Runs that should hardly be ranked at all."""
+    return (
+        "the runs differ in more than a method, so that ranking them says little" if comparison.get("warnings") else ""
+    )
 
 
 def _uneven(comparison: Mapping[str, Any]) -> str:

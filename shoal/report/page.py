@@ -75,7 +75,7 @@ def page(runs: Runs, comparison: Mapping[str, Any] | None = None) -> str:
     links = "".join(f'<li><a href="#{s.id}">{esc(s.title)}</a></li>' for s in sections)
     first, _ = findings.lead(runs, comparison)
     lead = f'<p class="lead">{" ".join(tied(sentence) for sentence in first)}</p>'
-    facts = f'<p class="facts">{esc(_facts(runs))}</p>'
+    facts = f'<p class="facts">{esc(_facts(runs, comparison))}</p>'
     about = f'{lead}{_description(runs)}{facts}<nav aria-label="Sections"><ul>{links}</ul></nav>'
     return Template(_text("page.html")).substitute(
         title=esc(f"{runs.name} - Shoal report"),
@@ -98,26 +98,25 @@ def _description(runs: Runs) -> str:
     return f'<p class="about">{esc(text)}</p>' if text else ""
 
 
-def _facts(runs: Runs) -> str:
+def _facts(runs: Runs, comparison: Mapping[str, Any]) -> str:
     """What was run, in one line: method, variants, seeds, rounds, clients, tasks, data."""
     run = next((r for r in runs.runs if r.lines), runs.runs[0])
-    stream, config = run.stream, run.config
+    config = run.config
     facts = []
     if runs.single:
         facts += [str(config.get("method", {}).get("kind", "")), f"seed {run.seed}"]
     else:
         seeds = {r.seed for r in runs.runs}
         facts += [_many(len(runs.variants), "variant"), _many(len(seeds), "seed")]
-    if run.planned is not None:
-        facts.append(_many(run.planned, "round"))
-    if stream.get("clients"):
-        facts.append(_many(int(stream["clients"]), "client"))
-    if stream.get("tasks"):
-        order = f", {stream['order']}" if stream.get("order") else ""
-        facts.append(_many(int(stream["tasks"]), "task") + order)
-    for part in ("data", "model"):
-        if isinstance(config.get(part), Mapping) and config[part].get("kind"):
-            facts.append(f"{part} {config[part]['kind']}")
+    about = comparison["about"]  # what is the same for all runs
+    if "rounds" in about:
+        facts.append(_many(int(about["rounds"]), "round"))
+    if about.get("clients"):
+        facts.append(_many(int(about["clients"]), "client"))
+    if about.get("tasks"):
+        order = f", {about['order']}" if about.get("order") else ""
+        facts.append(_many(int(about["tasks"]), "task") + order)
+    facts += [f"{part} {about[part]}" for part in ("data", "model") if about.get(part)]
     return " · ".join(fact for fact in facts if fact)
 
 

@@ -68,7 +68,7 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
         f"By {describe(key).label.lower()}, mean ± standard deviation over seeds{better}",
         ["Variant", "Rank", describe(key).label, "p against the first", "Seeds"], rows,
     )  # fmt: skip
-    body += note(_explain(ranked))
+    body += note(_explain(ranked, tests))
     if tests:
         shown = sorted(tests, key=lambda test: test["p"])[:SHOWN]
         title_of_pairs = "Pairs of variants" if len(tests) <= SHOWN else f"Pairs: the first {SHOWN} of {len(tests)}"
@@ -87,15 +87,19 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     return Section("ranking", title, body)
 
 
-def _explain(ranked: Mapping[str, Any]) -> str:
+def _explain(ranked: Mapping[str, Any], tests: Sequence[Mapping[str, Any]]) -> str:
     if not ranked["separable"]:
         return (
             "Nothing can be separated: a test needs at least two seeds that two variants have in common. The order is "
             "that of single numbers; run more seeds before believing it."
         )
-    count = len(ranked["rows"])
-    within = {row["rank"] for row in ranked["rows"]} == {f"1-{count}"}
-    said = "All differences to the best are within noise. " if within else ""
+    rows = ranked["rows"]
+    against = sum(rows[0]["variant"] in (test["a"], test["b"]) for test in tests)
+    said = ""
+    if len({row["rank"] for row in rows}) == 1 and against == len(rows) - 1:
+        said = "All differences to the best are within noise. "
+    if against < len(rows) - 1:
+        said = "Where p is a dash, no test is possible: the two have fewer than two seeds in common. "
     return said + (
         "Variants share a rank where no paired t-test over the common seeds separates them from the best of the rank "
         "(p below 0.05 after Holm's correction for the number of pairs). Pairing by seed: two variants with the same "

@@ -91,7 +91,8 @@ def findings(comparison: Mapping[str, Any]) -> list[str]:
     with_seeds = [seen for seen in variants.values() if seen.n]
     said = opening(comparison)
     # What the second sentence says is not said again.
-    more = [sentence for sentence in _problems(comparison["variants"]) if sentence not in said]
+    problems = _problems(comparison["variants"])
+    more = [sentence for sentence in problems if sentence not in said and (len(variants) > 1 or not problems)]
     if with_seeds:
         more += _boundaries(with_seeds) + _dips(with_seeds)
         # The first sentence has the final number of a single variant, the second may have the lack of seeds.

@@ -75,7 +75,9 @@ def title_of(target: Target, names: Names | None = None) -> str:
     for label, value in target:
         known = (names or {}).get(label, ())
         if isinstance(value, int) and 0 <= value < len(known):
-            parts.append(f"client {known[value]}" if label == "client" else str(known[value]))
+            # Clients may have the same name, or a number for one.
+            named = f"client {value}" + (f" ({known[value]})" if known[value] != str(value) else "")
+            parts.append(named if label == "client" else known[value])
         else:
             parts.append(f"{label} {value}")
     return ", ".join(parts) or "all test rows"

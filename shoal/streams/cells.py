@@ -87,6 +87,10 @@ class Cells:
         """Training and validation rows of one client; they never overlap."""
         raise NotImplementedError
 
+    def held(self, client: int) -> Array:
+        """The validation rows of one client alone."""
+        return self.rows(client)[1]
+
 
 class OwnCells(Cells):
     """Every client holds back a share of its own rows."""

@@ -308,5 +308,8 @@ class DrawnCells(Cells):
 
     def rows(self, client: int) -> tuple[Array, Array]:
         """Training and validation rows of one client."""
-        held = self.validation[:0] if self._validation is None else self._validation.rows(client)
-        return np.sort(self._train.rows(client)), np.sort(held)
+        return np.sort(self._train.rows(client)), self.held(client)
+
+    def held(self, client: int) -> Array:
+        """The validation rows of one client, without drawing the others."""
+        return self.validation[:0] if self._validation is None else np.sort(self._validation.rows(client))

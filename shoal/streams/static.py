@@ -85,7 +85,7 @@ class StaticStream(Stream):
         split = made.test_split(self._cells, Pool.of(data, data.train), Pool.of(data, data.test), self.clients, names)
         self._tests = tuple(chosen(data.test, np.sort(split.rows(client))) for client in range(self.clients))
         self._targets = tuple(
-            Target({"client": client}, test, hold(self._cells, data.train, client)[1])
+            Target({"client": client}, test, chosen(data.train, self._cells.held(client)))
             for client, test in enumerate(self._tests)
         )
 

@@ -19,7 +19,7 @@ RUN = {
     "Forgetful": {"resume at every round"},
     "Tupled": {"resume at every round"},
     "Evaluated": {"a probe changes nothing"},
-    "Decaying": {"evaluation changes nothing"},
+    "Decaying": {"evaluation changes nothing", "inputs stay as they are"},
     "Reseeded": {"the same seed twice"},
     "Wasteful": {"no global generator"},
     "Rigid": {"two seeds differ"},

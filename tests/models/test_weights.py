@@ -133,7 +133,7 @@ def test_where_a_file_is_looked_for(tmp_path, monkeypatch):
 def trained(folder, **parts):
     """A short run on the digits: its ``model.safetensors`` and the tensors in it."""
     raw = {
-        "rounds": 2,
+        "rounds": 1,
         "data": {"kind": "digits", "limit": 60, "limit_test": 20},
         "stream": {"kind": "static", "clients": 2},
         "execution": {"kind": "serial"},
@@ -164,7 +164,7 @@ def test_a_runs_own_model(tmp_path):
 def test_one_of_several_entries(tmp_path):
     stream = {"kind": "tasks", "clients": 2, "tasks": 2, "by": "transform"}
     method = {"kind": "fedavg", "per": "task"}
-    path, tensors = trained(tmp_path / "run", stream=stream, method=method, model=NET)
+    path, tensors = trained(tmp_path / "run", rounds=2, stream=stream, method=method, model=NET)
     keys = sorted({name.rpartition("/")[0] for name in tensors if not name.startswith("_")})
     assert len(keys) == 2
     for key in keys:

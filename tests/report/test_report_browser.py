@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from report_folders import write_run, write_sweep
+from report_folders import confusion, targets_of_clients, without_accuracy, write_run, write_sweep
 
 from shoal.report.page import write_report
+from shoal.report.side_by_side import write_comparison
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -68,23 +69,47 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Open]:
         "hostile": write_run(root / "hostile", name=HOSTILE, tasks=(HOSTILE, "b"), rounds=6, boundaries=(3,)),
         "static": write_run(root / "static", tasks=(), boundaries=(), rounds=3),
     }
+    counts = [[9 * (i == j) + (i + 2 * j) % 3 for j in range(12)] for i in range(12)]
+    classes = [HOSTILE, *(f"a class with a long name {i}" for i in range(11))]
+    more = [confusion(r, classes, counts, client=c) for r in (3, 6) for c in (0, 1)]
+    more += targets_of_clients({c: None if c == 7 else c / 40 for c in range(30)}, [1, 6], f1=0.5)
+    more += [{"round": r, "metric": "entry_cosine", "value": 0.1, "over": over, "entry": HOSTILE}
+             for r in (1, 2, 5) for over in ("all", "head")]  # fmt: skip
+    folders["clients"] = write_run(root / "clients", rounds=6, tasks=(), boundaries=(3,), clients=30, more=more,
+                                   config={"evaluate": {"metrics": ["f1"]}})  # fmt: skip
+    without_accuracy(folders["clients"], client_names=[HOSTILE] * 30, classes=classes)
+    values = [{"round": r, "metric": m, "value": 1 / r, "rows": 9} for r in (1, 2) for m in ("loss", "rmse")]
+    both = [
+        write_run(root / name, rounds=2, tasks=(), boundaries=(), more=values, summary={"acc": None, "loss": 0.5},
+                  config={"evaluate": {"metrics": ["rmse"]}, "stream": {"kind": name}})
+        for name in ("ours", "theirs")
+    ]  # fmt: skip
+    for folder in both:
+        without_accuracy(folder, learns="values")
+    write_comparison(both, root / "values")
+    off = {"evaluate": {"every": 0, "measures": []}}
+    folders["off"] = write_run(root / "off", rounds=0, tasks=(), boundaries=(), config=off, summary={"acc": None})
     pages: dict[tuple[str, bool], Opened] = {}
     with playwright_api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
 
         def get(name: str, touch: bool = False) -> Opened:
             if (name, touch) not in pages:
-                pages[name, touch] = Opened(browser, write_report(folders[name]), touch)
+                path = root / "values" / "report.html" if name == "values" else write_report(folders[name])
+                pages[name, touch] = Opened(browser, path, touch)
             return pages[name, touch]
 
         yield get
         browser.close()
 
 
-@pytest.mark.parametrize("name", ["sweep", "run", "hostile", "static"])
+@pytest.mark.parametrize("name", ["sweep", "run", "hostile", "static", "clients", "values", "off"])
 def test_every_chart_is_drawn_without_an_error(opened: Open, name: str) -> None:
     here = opened(name)
     assert here.wrong == []
+    if name == "off":
+        assert here.page.locator(".lead").inner_text().startswith("This run of fedavg for no rounds")
+        return
     drawn = here.ask("[...document.querySelectorAll('.chart')].filter(c => c.querySelector('svg.main-svg')).length")
     assert drawn == here.page.locator(".chart").count() > 0
 
@@ -96,7 +121,7 @@ def test_hostile_names_are_text(opened: Open) -> None:
     assert here.page.locator("#accuracy .legend button").first.inner_text() == HOSTILE
 
 
-@pytest.mark.parametrize("name", ["sweep", "run"])
+@pytest.mark.parametrize("name", ["sweep", "run", "clients", "values"])
 @pytest.mark.parametrize("width", [360, 800, 1400])
 def test_the_page_never_scrolls_sideways(opened: Open, name: str, width: int) -> None:
     here = opened(name)
@@ -116,6 +141,31 @@ def test_the_page_never_scrolls_sideways(opened: Open, name: str, width: int) ->
         )
         assert outside == []
     assert here.wrong == []
+
+
+def test_the_reader_chooses_the_matrix(opened: Open) -> None:
+    shown = "document.querySelector('#confusion .chart')._fullData.map(t => t.visible)"
+    here = opened("clients")
+    assert here.page.locator("#confusion select:visible").count() == 2
+    here.wait(shown, [False, False, True, False])
+    here.page.locator("#confusion select").nth(2).select_option(index=1)
+    here.wait(shown, [True, False, False, False])
+    here.page.locator("#confusion select").nth(1).select_option(index=1)
+    here.wait(shown, [False, True, False, False])
+    assert here.ask("document.querySelectorAll('#confusion .chart .heatmaplayer image').length") == 1
+    # The whole name is text, on the axis and in the table.
+    assert here.page.locator("#confusion td, #confusion th", has_text="onerror").first.inner_text() == HOSTILE
+    assert here.wrong == []
+
+
+def test_the_folded_clients_open(opened: Open) -> None:
+    here = opened("clients")
+    table = here.page.locator("#clients details table")
+    assert not table.is_visible()
+    here.page.locator("#clients summary").click()
+    assert table.locator("tbody tr").count() == 30
+    assert here.ask("document.documentElement.scrollWidth <= innerWidth")
+    here.page.locator("#clients summary").click()
 
 
 def test_dark_and_light_have_their_own_colours_and_follow_a_change(opened: Open) -> None:

@@ -263,7 +263,7 @@ def test_many_clients_are_drawn_as_a_range(tmp_path: Path) -> None:
     levels = [trace["y"] for trace in charts(text)[0]["data"]]
     assert levels == [[90.0] * 3, [50.0] * 3, [10.0] * 3]
     assert "Range over 101 clients" in text
-    assert "The first 60 of 101 targets" in text
+    assert "The 101 clients one by one" in text
 
 
 def test_problems_are_listed_by_name(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_targets_are_told_apart_and_sorted_as_numbers() -> None:
     names = {"task": ["up", "down"], "client": ["ann", "bob"]}
     assert title_of((("task", 1),), names) == "down"
     assert title_of((("task", 2),), names) == "task 2"
-    assert title_of((("client", 0), ("task", 0)), names) == "client ann, up"
+    assert title_of((("client", 0), ("task", 0)), names) == "client 0 (ann), up"
     assert title_of((("client", 3), ("domain", "sea"))) == "client 3, domain sea"
 
 

@@ -71,7 +71,7 @@ def test_runs_that_differ_in_the_method_alone_give_no_warning(tmp_path: Path) ->
         ({"data": {"kind": "idx"}}, {}, "data.kind: digits (one); idx (two)"),
         ({}, {"rounds": 4}, "rounds: 3 (one); 4 (two)"),
         ({}, {"seed": 7}, "the seeds: 0 (one); 7 (two)"),
-        ({"stream": {"kind": "tasks"}}, {}, "stream.order: asynchronous (one)"),
+        ({"stream": {"kind": "tasks"}}, {}, "stream.order: asynchronous (one) alone"),
     ],
 )
 def test_what_differs_is_named(tmp_path: Path, changed: dict[str, Any], more: dict[str, Any], line: str) -> None:
@@ -94,3 +94,17 @@ def test_where_data_lie_is_no_difference(tmp_path: Path) -> None:
     one = write_run(tmp_path / "one", rounds=1, boundaries=(), config={"data": {"kind": "idx", "path": "/a"}})
     two = write_run(tmp_path / "two", rounds=1, boundaries=(), config={"data": {"kind": "idx", "path": "/b"}})
     assert compare(one, two)["warnings"] == []
+
+
+def test_of_other_kinds_of_streams_the_kind_is_enough(tmp_path: Path) -> None:
+    _, *rest = unlike(tmp_path, {"stream": {"kind": "static", "targets": "all"}})
+    assert rest == ["stream.kind: tasks (one); static (two)"]
+
+
+def test_a_first_one_without_a_test_is_not_called_noise(tmp_path: Path) -> None:
+    one = write_run(tmp_path / "one", rounds=2, boundaries=(), summary={"acc": 0.99})
+    two = write_sweep(tmp_path / "two", {"a": {}, "b": {}}, [0, 1], rounds=2, boundaries=())
+    found = compare(one, two)
+    assert [test["a"] for test in found["tests"]] == ["two/a"]
+    assert "no test can tell whether one is ahead by more than noise" in found["findings"][1]
+    assert "within noise" not in found["findings"][1]

@@ -103,13 +103,17 @@ def _show_run(result: Result) -> None:
     bwt = summary.get("bwt_f") or {}
     values += [[f"bwt_f {name}", plain(value)] for name, value in bwt.items()]
     for name, spread in (summary.get("over_targets") or {}).items():
+        if name == "loss" and "loss" not in main:
+            continue
         if spread.get("n", 0) > 1:
             values.append([f"{name}, worst tenth", f"{plain(spread.get('worst_decile'))} of {spread['n']} targets"])
         elif name not in ("accuracy", "loss"):
             values.append([name, plain(spread.get("mean"))])
-    for name, part in (("forgetting", "best"), ("forward_transfer", "mean")):
-        if (summary.get(name) or {}).get(part) is not None:
-            values.append([f"{name}, {part}" if name == "forgetting" else name, plain(summary[name][part])])
+    forgetting, forward = summary.get("forgetting") or {}, summary.get("forward_transfer") or {}
+    if forgetting.get("best") is not None:
+        values.append(["forgetting, best", plain(forgetting["best"])])
+    if forward.get("mean") is not None and not forward.get("own_entries"):  # 0 by construction with own entries
+        values.append(["forward transfer", plain(forward["mean"])])
     problems = summary.get("problems") or {}
     values += [[name, plain(value)] for name, value in problems.items() if value and name != "clients"]
     values += [[f"{name} clients", _few(clients)] for name, clients in problems.get("clients", {}).items()]

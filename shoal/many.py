@@ -12,6 +12,7 @@ from . import registry
 from .choice import conclude
 from .config import Config
 from .data.dataset import Dataset
+from .engine import Gathering
 from .errors import ConfigError
 from .folder import RunFolder
 from .loading import Single, expand
@@ -19,7 +20,8 @@ from .progress import Quiet
 from .report.comparison import compare
 from .report.page import write_report
 from .running import Interrupted, resume_run, same_configuration, start_run
-from .setup import resolve_config
+from .setup import assemble, resolve_config
+from .together import Play, play_together
 from .track.base import check_tracker
 
 
@@ -77,9 +79,15 @@ def play_many(raw: Mapping[str, Any], path: Path, data: Data, progress: Quiet | 
     Call it with the folder locked. The runs themselves get no report: with many of them it would be most of the disk
     and of the time of short runs.
     """
-    for single in expand(raw):
-        with _of_all(path):
-            _one_of_many(single, path, data, progress)
+    with _of_all(path):
+        plays: list[tuple[Play, int]] = []
+        for single in expand(raw):
+            config = resolve_config(single.raw)
+            if _execution(config, data) == "stacked":
+                plays.append((_play(single, config, path, data.of(config)), config.rounds))
+            else:
+                _one_of_many(single, config, path, data.of(config), progress)
+        play_together(plays, progress or Quiet(), path.name)
     with _of_all(path):
         RunFolder(path).write_json("comparison.json", {**compare(path), "finished": True})
         write_report(path)
@@ -95,13 +103,30 @@ def _of_all(path: Path) -> Iterator[None]:
         raise Interrupted(path) from None
 
 
-def _one_of_many(single: Single, path: Path, data: Data, progress: Quiet | None) -> None:
+def _execution(config: Config, data: Data) -> str:
+    """The kind of execution; what ``auto`` will be decided to be depends on the models."""
+    if config.execution.kind != "auto":
+        return config.execution.kind
+    return assemble(config, data.of(config)).config.execution.kind
+
+
+def _play(single: Single, config: Config, path: Path, dataset: Dataset) -> Play:
+    return lambda gathering, progress: _one_of_many(single, config, path, dataset, progress, gathering)
+
+
+def _one_of_many(
+    single: Single,
+    config: Config,
+    path: Path,
+    dataset: Dataset,
+    progress: Quiet | None,
+    gathering: Gathering | None = None,
+) -> None:
     """Runs one of several, or goes on with it; a finished one is left as it is."""
-    config = resolve_config(single.raw)
     folder = RunFolder(path / single.place)
     if not folder.exists:
-        start_run(config, folder.path, dataset=data.of(config), progress=progress, report=False)
+        start_run(config, folder.path, dataset=dataset, progress=progress, report=False, gathering=gathering)
         return
     same_configuration(folder, config)
     if not folder.finished:
-        resume_run(folder.path, dataset=data.of(config), progress=progress, report=False)
+        resume_run(folder.path, dataset=dataset, progress=progress, report=False, gathering=gathering)

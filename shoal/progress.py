@@ -21,6 +21,9 @@ from .metrics.base import Line
 class Quiet:
     """Shows nothing; the base of what does."""
 
+    estimates: bool = False
+    """Whether the user shall be told how long a run will take."""
+
     def begin(self, name: str, rounds: int, done: int) -> None:
         """A run begins (or goes on after ``done`` rounds)."""
 
@@ -36,6 +39,8 @@ class Quiet:
 
 class Bar(Quiet):
     """A live bar with the round, the accuracy and the time left. Only messages where the stream is no terminal."""
+
+    estimates = True
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self.console = Console(file=stream or sys.stderr, highlight=False)

@@ -14,7 +14,7 @@ from typing import Any
 from .bank import State
 from .config import Config
 from .data.dataset import Dataset
-from .engine import Engine, make_engine, one_torch_thread
+from .engine import Engine, Gathering, make_engine, one_torch_thread
 from .errors import RunError, ShoalError
 from .estimate import duration, estimate
 from .experiment import Experiment, Played, play_all
@@ -68,10 +68,12 @@ def start_run(
     dataset: Dataset | None = None,
     progress: Quiet | None = None,
     report: bool = True,
+    gathering: Gathering | None = None,
 ) -> RunFolder:
     """Runs a resolved configuration in a new folder. Raises `ShoalError`; `Interrupted` on Ctrl-C.
 
-    Without ``report`` there is no ``report.html`` at the end: one of many runs gets it when somebody asks.
+    Without ``report`` there is no ``report.html`` at the end: one of many runs gets it when somebody asks. With a
+    ``gathering`` the run shares its stacks with others that are played at the same time.
     """
     folder = RunFolder(path)
     # Everything that can be wrong with the configuration or the data fails before the folder is touched.
@@ -81,7 +83,7 @@ def start_run(
         folder.prepare(dumped(setup.config), force)  # with what execution: auto was decided to be
         with going_on(path):
             _write_environment(folder, setup)
-            _go(setup, folder, None, progress or Quiet(), report)
+            _go(setup, folder, None, progress or Quiet(), report, gathering)
     return folder
 
 
@@ -92,9 +94,17 @@ def _write_environment(folder: RunFolder, setup: Setup) -> None:
 
 
 def resume_run(
-    path: Path, *, dataset: Dataset | None = None, progress: Quiet | None = None, report: bool = True
+    path: Path,
+    *,
+    dataset: Dataset | None = None,
+    progress: Quiet | None = None,
+    report: bool = True,
+    gathering: Gathering | None = None,
 ) -> RunFolder:
-    """Goes on with the run in a folder, from its last checkpoint; a finished one is left as it is."""
+    """Goes on with the run in a folder, from its last checkpoint; a finished one is left as it is.
+
+    ``report`` and ``gathering`` are those of `start_run`.
+    """
     folder = RunFolder(path)
     progress = progress or Quiet()
     if not folder.exists:
@@ -115,16 +125,20 @@ def resume_run(
             progress.say(f"{complaint}; falling back to the one before it")
         if state is None:
             progress.say("there is no checkpoint yet; starting from the first round")
-        _go(setup, folder, state, progress, report)
+        _go(setup, folder, state, progress, report, gathering)
     return folder
 
 
-FREE = ("name", "description", "execution.kind", "execution.workers", "checkpoint.every", "track")
+FREE = ("name", "description", "execution.workers", "checkpoint.every", "track")
 """Settings that may change before a resume: no number depends on them."""
+EQUAL = ({"serial", "workers", "auto"}, {"stacked", "auto"})
+"""Kinds of execution with the same bits; ``auto`` is what it was decided to be when the run was started."""
 
 
-def is_free(key: str) -> bool:
-    """Whether a setting, by its dotted name, may change before a resume."""
+def is_free(key: str, before: object = None, now: object = None) -> bool:
+    """Whether a setting, by its dotted name, may change from one value to another before a resume."""
+    if key == "execution.kind":
+        return any({before, now} <= kinds for kinds in EQUAL)
     return any(key == name or key.startswith(f"{name}.") for name in FREE)
 
 
@@ -136,12 +150,12 @@ def same_configuration(folder: RunFolder, config: Config) -> None:
     changed = [
         f"{key} ({before.get(key, 'unset')} -> {now.get(key, 'unset')})"
         for key in sorted({*before, *now})
-        if before.get(key) != now.get(key) and not is_free(key)
+        if before.get(key) != now.get(key) and not is_free(key, before.get(key), now.get(key))
     ]
     if changed:
         raise RunError(
             f"{folder.path}/config.yaml was changed since the run was started: {', '.join(changed)}. Change it back "
-            f"(only {', '.join(FREE)} may differ), or start another run"
+            f"(only {', '.join(FREE)}, and execution.kind between serial and workers, may differ), or start another run"
         )
 
 
@@ -169,12 +183,18 @@ def _same_world(folder: RunFolder, setup: Setup, progress: Quiet) -> None:
         )
 
 
-def _go(setup: Setup, folder: RunFolder, state: State | None, progress: Quiet, report: bool) -> None:
+def _go(
+    setup: Setup,
+    folder: RunFolder,
+    state: State | None,
+    progress: Quiet,
+    report: bool,
+    gathering: Gathering | None,
+) -> None:
     config = setup.config
     with one_torch_thread():
-        engine = make_engine(
-            config.execution, setup.world.models, setup.stream.dataset, config.local.loss, config.local.loss_args
-        )
+        data, local = setup.stream.dataset, config.local
+        engine = make_engine(config.execution, setup.world.models, data, local.loss, local.loss_args, gathering)
         try:
             experiment = Experiment(setup, engine)
             if state is None:
@@ -211,7 +231,7 @@ def _title(folder: RunFolder, config: Config) -> str:
 
 
 def _announce(experiment: Experiment, state: State, progress: Quiet) -> None:
-    if type(progress) is Quiet:
+    if not progress.estimates:
         return
     guess = estimate(experiment, state)
     if guess is not None and guess.seconds > LONG_SECONDS:

@@ -166,7 +166,7 @@ def _extend(folder: RunFolder, raw: dict[str, Any], found: Sequence[tuple[Single
         changed = [
             f"{key} ({old.get(key, 'unset')} -> {new.get(key, 'unset')})"
             for key in sorted({*old, *new})
-            if old.get(key) != new.get(key) and not is_free(key)
+            if old.get(key) != new.get(key) and not is_free(key, old.get(key), new.get(key))
         ]
         if changed:
             raise RunError(

@@ -13,10 +13,11 @@ from ..models.base import Model
 from .base import Engine, find_device, one_torch_thread
 from .dense import dense_of
 from .serial import Serial
+from .shared import Companion, Gathering
 from .stacked import Stacked
 from .workers import Workers
 
-__all__ = ["Engine", "Serial", "Stacked", "Workers", "chosen", "make_engine", "one_torch_thread"]
+__all__ = ["Engine", "Gathering", "Serial", "Stacked", "Workers", "chosen", "make_engine", "one_torch_thread"]
 
 
 def chosen(execution: Execution, models: Mapping[str, Model]) -> Execution:
@@ -34,8 +35,12 @@ def make_engine(
     dataset: Dataset,
     loss: str = "cross_entropy",
     loss_args: Mapping[str, Any] | None = None,
+    gathering: Gathering | None = None,
 ) -> Engine:
-    """The engine that a configuration asks for; ``loss`` is the run's own, with its arguments."""
+    """The engine that a configuration asks for; ``loss`` is the run's own, with its arguments.
+
+    A stacked one shares its stacks with the other runs of a ``gathering``, if there is one.
+    """
     device = find_device(execution.device)
     if device.type == "cuda":
         # The fastest convolution may differ from run to run; the same bits are worth more.
@@ -44,6 +49,8 @@ def make_engine(
         # float32 means float32: TF32 has ten bits of mantissa.
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
+    if execution.kind == "stacked" and gathering is not None:
+        return Companion(gathering, models, dataset, device, execution.precision, loss, loss_args)
     if execution.kind in ("serial", "stacked"):
         plain = Serial if execution.kind == "serial" else Stacked
         return plain(models, dataset, device, execution.precision, loss, loss_args)

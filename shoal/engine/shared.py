@@ -21,6 +21,7 @@ class Gathering:
 
     def __init__(self, runs: int) -> None:
         self._changed = threading.Condition()
+        self.runs = runs
         self._present = runs
         self._waiting: dict[Companion, Sequence[Running]] = {}
         self._stopped = False
@@ -75,3 +76,7 @@ class Companion(Stacked):
         except Stopped:
             raise KeyboardInterrupt from None
         return [program.outcome() for program in programs]
+
+    def describe(self) -> str:
+        others = self.gathering.runs - 1
+        return super().describe() + (f", together with {others} other runs" if others else "")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..data.dataset import Dataset, inputs
 from ..errors import ConfigError
-from ..models.base import Model, set_mode
+from ..models.base import GLOBAL_RANDOM, Model, set_mode
 from .base import Loss, loss_of
 
 _TARGETS = {"classes": "class labels", "values": "real values"}
@@ -48,7 +48,7 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 
 def _try(loss: Loss, kind: str, args: Mapping[str, Any], model: Model, x: Tensor, y: Tensor) -> None:
     module = model.build()
-    with torch.random.fork_rng(devices=[]):
+    with GLOBAL_RANDOM, torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
         try:
             set_mode(module, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +19,9 @@ from ..randomness import generator, torch_seed
 from .dropout import Dropout, own_dropout
 
 __all__ = ["Dropout", "Model", "Shape", "image_shape", "place_constants", "set_mode"]
+
+GLOBAL_RANDOM = threading.RLock()
+"""Held while torch's global generator is used, of which there is one for all threads: runs may be set up at once."""
 
 Shape = tuple[int, ...]
 """The shape of one input: ``(channels, height, width)`` of an image, ``(features,)`` of a table row."""
@@ -62,7 +66,7 @@ class Model:
         """What a user should know of where its numbers come from. Shown by ``shoal show`` and in the report."""
 
     def _seeded(self, rng: np.random.Generator) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
+        with GLOBAL_RANDOM, torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(rng))
             return own_dropout(self._make())
 

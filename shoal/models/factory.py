@@ -13,7 +13,7 @@ from torch import nn
 from .. import registry
 from ..errors import ConfigError
 from ..parameters import check_prefix, is_under
-from .base import Model, Shape, set_mode
+from .base import GLOBAL_RANDOM, Model, Shape, set_mode
 from .own import GIVEN, build_own, is_own, parameters_of, resolve_own
 from .weights import Weights, check_weights
 
@@ -138,7 +138,7 @@ def _freeze(module: nn.Module, prefixes: Sequence[str]) -> None:
 def _try(model: Model, kind: str, shape: Shape, outputs: int) -> None:
     """Runs two rows forward: a module that does not fit fails here, with a reason, and not in every client."""
     module = model.build()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with GLOBAL_RANDOM, torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
         set_mode(module, True)
         try:

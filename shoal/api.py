@@ -9,16 +9,14 @@ from typing import Any
 from .data.dataset import Dataset
 from .errors import RunError
 from .folder import RunFolder
-from .loading import is_many, load, overridden
-from .many import Data, play_many, run_many
+from .loading import Source, is_many, load, overridden
+from .many import Data, for_data, play_many, run_many
 from .progress import Quiet
 from .results import Result, Sweep
 from .running import resume_run, start_run
 from .setup import resolve_config
 
 __all__ = ["Result", "Sweep", "resume", "run"]
-
-Source = str | Path | Mapping[str, Any]
 
 
 def run(
@@ -36,11 +34,7 @@ def run(
     ``force``. ``data`` hands over rows made in Python (``shoal.from_arrays``). A configuration with ``variants``
     or ``seeds`` becomes several runs below ``out``. Raises `ShoalError` on bad configuration, before any training.
     """
-    raw = overridden(load(source), overrides or {})
-    if data is not None and raw.get("data", "arrays") not in ("arrays", {"kind": "arrays"}):
-        raise RunError(f"data= was given, but the configuration asks for data {raw['data']}; leave one of them out")
-    if data is not None:
-        raw["data"] = {"kind": "arrays"}
+    raw = for_data(overridden(load(source), overrides or {}), data)
     path = Path(out) if out is not None else Path("runs") / str(raw.get("name", "run"))
     if is_many(raw):
         run_many(raw, path, force, data, progress)

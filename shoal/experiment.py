@@ -116,6 +116,9 @@ class Experiment:
             when = Moment(self.setup.config.seed, number, exchange)
             bank = self._exchange(when, bank, clients, present, now)
         self._record(now, present)
+        born, retired = (sorted(set(a.entries) - set(b.entries)) for a, b in ((bank, state.bank), (state.bank, bank)))
+        if born or retired:
+            now.note("entries", born=born, retired=retired, entries=len(bank.entries))
         trained = time.perf_counter()
         measured, lines = self._measure(state, bank, now)
         after = State(number, bank, clients, measured, state.metrics_bytes)

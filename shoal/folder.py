@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -18,7 +19,7 @@ import yaml
 
 from .checkpoint import Checkpoints
 from .errors import RunError
-from .files import sync_folder, write_atomically
+from .files import BROKEN, json_lines, sync_folder, write_atomically
 from .loading import read_yaml
 from .metrics.base import Line
 
@@ -56,17 +57,8 @@ def _finite(value: Any) -> Any:
 
 
 def read_lines(path: Path) -> list[Line]:
-    """The lines of a JSON-lines file; a last line that was cut off is left out."""
-    if not path.is_file():
-        return []
-    lines = []
-    for text in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        if text:
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                break
-    return lines
+    """The lines of a JSON-lines file, up to one that is broken."""
+    return list(itertools.takewhile(lambda line: line is not BROKEN, json_lines(path)))
 
 
 class RunFolder:

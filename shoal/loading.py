@@ -13,6 +13,9 @@ import yaml
 
 from .errors import ConfigError, nearest
 
+Source = str | Path | Mapping[str, Any]
+"""A YAML file, a recipe's name, or the configuration itself."""
+
 RESERVED = frozenset({"checkpoint", "arrays", "tensorboard", "model.safetensors"})
 """What a run's folder holds besides its text files."""
 _SAFE_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._=,+-]*$")
@@ -59,7 +62,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return {name: value for name, value in raw.items() if value is not None}
 
 
-def load(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+def load(source: Source) -> dict[str, Any]:
     """The raw configuration behind a path, a recipe's name, or a mapping."""
     if isinstance(source, Mapping):
         return copy.deepcopy(dict(source))

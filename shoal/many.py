@@ -13,16 +13,26 @@ from .choice import conclude
 from .config import Config
 from .data.dataset import Dataset
 from .engine import Gathering
-from .errors import ConfigError
+from .errors import ConfigError, RunError
 from .folder import RunFolder
 from .loading import Single, expand
 from .progress import Quiet
-from .report.comparison import compare
+from .report.comparison import compare_runs
+from .report.load import read
 from .report.page import write_report
 from .running import Interrupted, resume_run, same_configuration, start_run
 from .setup import assemble, resolve_config
 from .together import Play, play_together
 from .track.base import check_tracker
+
+
+def for_data(raw: dict[str, Any], data: Dataset | None) -> dict[str, Any]:
+    """The configuration for data that were handed over, if some were. Raises `RunError` if it asks for others."""
+    if data is None:
+        return raw
+    if raw.get("data", "arrays") not in ("arrays", {"kind": "arrays"}):
+        raise RunError(f"data= was given, but the configuration asks for data {raw['data']}; leave one of them out")
+    return {**raw, "data": {"kind": "arrays"}}
 
 
 class Data:
@@ -84,13 +94,15 @@ def play_many(raw: Mapping[str, Any], path: Path, data: Data, progress: Quiet | 
         for single in expand(raw):
             config = resolve_config(single.raw)
             if _execution(config, data) == "stacked":
-                plays.append((_play(single, config, path, data.of(config)), config.rounds))
+                plays.append((_play(single, config, path, data), config.rounds))
             else:
-                _one_of_many(single, config, path, data.of(config), progress)
+                _one_of_many(single, config, path, data, progress)
         play_together(plays, progress or Quiet(), path.name)
     with _of_all(path):
-        RunFolder(path).write_json("comparison.json", {**compare(path), "finished": True})
-        write_report(path)
+        runs = read(path)
+        comparison = compare_runs(runs)
+        RunFolder(path).write_json("comparison.json", {**comparison, "finished": True})
+        write_report(path, runs, comparison)
         conclude(path)
 
 
@@ -110,23 +122,23 @@ def _execution(config: Config, data: Data) -> str:
     return assemble(config, data.of(config)).config.execution.kind
 
 
-def _play(single: Single, config: Config, path: Path, dataset: Dataset) -> Play:
-    return lambda gathering, progress: _one_of_many(single, config, path, dataset, progress, gathering)
+def _play(single: Single, config: Config, path: Path, data: Data) -> Play:
+    return lambda gathering, progress: _one_of_many(single, config, path, data, progress, gathering)
 
 
 def _one_of_many(
     single: Single,
     config: Config,
     path: Path,
-    dataset: Dataset,
+    data: Data,
     progress: Quiet | None,
     gathering: Gathering | None = None,
 ) -> None:
     """Runs one of several, or goes on with it; a finished one is left as it is."""
     folder = RunFolder(path / single.place)
     if not folder.exists:
-        start_run(config, folder.path, dataset=dataset, progress=progress, report=False, gathering=gathering)
+        start_run(config, folder.path, dataset=data.of(config), progress=progress, report=False, gathering=gathering)
         return
     same_configuration(folder, config)
     if not folder.finished:
-        resume_run(folder.path, dataset=dataset, progress=progress, report=False, gathering=gathering)
+        resume_run(folder.path, dataset=data.of(config), progress=progress, report=False, gathering=gathering)

@@ -48,14 +48,20 @@ def predict(
 
     Columns: ``row`` (a number) or ``file``; ``prediction``, the original name of a class or a value in its units;
     and for classes ``confidence`` and ``p:NAME`` each (softmax of the outputs). Several values are ``prediction:0``,
-    ``prediction:1`` and so on. ``frame.attrs`` has the ``entry`` and the ``round`` that its model is of, and how many
-    ``rounds`` there should be. In float32, batches of 512, on the CPU. Raises `ShoalError`.
+    ``prediction:1`` and so on. ``frame.attrs`` has the ``entry`` and the ``round`` that its model is of, how many
+    ``rounds`` there should be, and as ``notes`` what was missing or new in the rows of a table. In float32, batches of
+    512, on the CPU. Raises `ShoalError`.
     """
     model = Predictor(Path(folder))
     keys, classes = model.chosen(entry, target)
     read = read_rows(rows, model.serving, column)
     frame = _frame(read, model.outputs(keys, read.features), classes, model.serving)
-    frame.attrs = {"entry": "+".join(keys), "round": model.round, "rounds": model.serving["rounds"]}
+    frame.attrs = {
+        "entry": "+".join(keys),
+        "round": model.round,
+        "rounds": model.serving["rounds"],
+        "notes": list(read.notes),
+    }
     return frame
 
 

@@ -14,6 +14,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pydantic
@@ -139,13 +140,16 @@ def find(part: str, kind: str) -> Callable[..., Any]:
     if ":" not in path:
         raise ConfigError(
             f"{part}.kind: no {part} is called {kind!r}; {nearest(kind, [*known, *ALIASES.get(part, {})])} "
-            f"(or your own by import path: kind: my_module:MyClass)"
+            f"(or your own by import path, with a colon: kind: my_module:MyClass)"
         )
     module_name, _, name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        raise ConfigError(f"{part}.kind: cannot import {path!r}: {error}") from error
+        hint = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
+            hint = f"; modules of your own are looked for in the folder where you call shoal, {Path.cwd()}"
+        raise ConfigError(f"{part}.kind: cannot import {path!r}: {error}{hint}") from error
     if not callable(found):
         raise ConfigError(f"{part}.kind: {path!r} is a {type(found).__name__}, not a class or function")
     return typing.cast("Callable[..., Any]", found)

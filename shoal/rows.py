@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,19 +12,21 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from .data.arrays import as_table
 from .data.dataset import Dataset
 from .errors import DataError
-
-IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-"""Files that are taken for images; others in a folder are left alone."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows as a data set keeps them, before they are normalised; ``names`` are files, or ``None``: rows are counted."""
+    """Rows as a data set keeps them, before they are normalised; ``names`` are files, or ``None``: rows are counted.
+
+    ``notes`` say what was missing in a table and which categories are new.
+    """
 
     features: np.ndarray
     names: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
 
 
 def read_rows(given: Any, serving: Mapping[str, Any], column: str | None = None) -> Rows:
@@ -44,7 +47,7 @@ def read_rows(given: Any, serving: Mapping[str, Any], column: str | None = None)
         if path.suffix == ".npy":
             return Rows(_checked(_npy(path), serving, str(path)))
         if kind == "table":
-            return Rows(_encoded(_frame(path, reader.get("separator")), serving, str(path)))
+            return _encoded(_frame(path, reader.get("separator")), serving, str(path))
         if kind == "image":
             return _images(path, serving, column)
         raise DataError(
@@ -57,7 +60,7 @@ def read_rows(given: Any, serving: Mapping[str, Any], column: str | None = None)
                 f"the run learned from a table with named columns; give a DataFrame or a file with the same columns, "
                 f"not a {type(given).__name__}"
             )
-        return Rows(_encoded(given, serving, "the rows"))
+        return _encoded(given, serving, "the rows")
     if isinstance(given, Sequence) and given and all(isinstance(item, str | Path) for item in given):
         if kind != "image":
             raise DataError(f"a list of files was given, but the run's data ({serving['data']}) were no image files")
@@ -112,16 +115,7 @@ def _checked(given: np.ndarray, serving: Mapping[str, Any], where: str) -> np.nd
         return np.array(found, dtype=np.uint8, order="C")
     if given.ndim != 2 or given.shape[1] != serving["shape"][0]:
         raise DataError(f"{where}: {said}; got the shape {given.shape}")
-    with np.errstate(over="ignore"):
-        table = given.astype(np.float32)
-    wrong = ~np.isfinite(table)
-    if wrong.any():
-        row, feature = (int(i) for i in np.argwhere(wrong)[0])
-        raise DataError(
-            f"{where}: {int(wrong.sum())} values are NaN or infinite (as float32), the first in row {row}, feature "
-            f"{feature}; fill them in or leave those rows out"
-        )
-    return table
+    return as_table(given, where)
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------
@@ -136,25 +130,29 @@ def _frame(path: Path, separator: str | None) -> pd.DataFrame:
     return read_table(path, separator)
 
 
-def _encoded(frame: pd.DataFrame, serving: Mapping[str, Any], where: str) -> np.ndarray:
+def _encoded(frame: pd.DataFrame, serving: Mapping[str, Any], where: str) -> Rows:
     from .data.encoding import Encoding
+    from .data.table import told
 
+    tally: Counter[tuple[str, str]] = Counter()
     try:
-        found = Encoding.from_json(serving["reader"]).apply(frame)
+        found = Encoding.from_json(serving["reader"]).apply(frame, tally)
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
-    return _checked(found, serving, where)
+    return Rows(_checked(found, serving, where), notes=tuple(told(tally, len(frame))))
 
 
 # ---- images -----------------------------------------------------------------------------------------------------
 
 
 def _images(path: Path, serving: Mapping[str, Any], column: str | None) -> Rows:
+    from .data.folder import SUFFIXES
+
     if path.is_dir():
-        files = sorted(p.relative_to(path).as_posix() for p in path.rglob("*") if p.suffix.lower() in IMAGES)
+        files = sorted(p.relative_to(path).as_posix() for p in path.rglob("*") if p.suffix.lower() in SUFFIXES)
         files = [name for name in files if not any(part.startswith(".") for part in Path(name).parts)]
         if not files:
-            raise DataError(f"{path}: no image in it (files that end in {', '.join(IMAGES)})")
+            raise DataError(f"{path}: no image in it (files that end in {', '.join(SUFFIXES)})")
         return _decoded([(name, path / name) for name in files], serving)
     if path.suffix.lower() == ".parquet":
         return _decoded(list(_column(path, column)), serving, named=False)

@@ -6,7 +6,7 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,16 +142,21 @@ def is_free(key: str, before: object = None, now: object = None) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in FREE)
 
 
-def same_configuration(folder: RunFolder, config: Config) -> None:
-    """Refuses a ``config.yaml`` that was edited: the result would be of two experiments, and look like one."""
-    before, now = folder.environment().get("configuration"), leaves(dumped(config))
-    if not isinstance(before, dict):
-        return
-    changed = [
+def changed_settings(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """What differs between two configurations (`leaves`) and is not free, as ``local.lr (0.1 -> 0.2)``."""
+    return [
         f"{key} ({before.get(key, 'unset')} -> {now.get(key, 'unset')})"
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key) and not is_free(key, before.get(key), now.get(key))
     ]
+
+
+def same_configuration(folder: RunFolder, config: Config) -> None:
+    """Refuses a ``config.yaml`` that was edited: the result would be of two experiments, and look like one."""
+    before = folder.environment().get("configuration")
+    if not isinstance(before, dict):
+        return
+    changed = changed_settings(before, leaves(dumped(config)))
     if changed:
         raise RunError(
             f"{folder.path}/config.yaml was changed since the run was started: {', '.join(changed)}. Change it back "
@@ -285,7 +290,9 @@ class _Keeper:
         every = self.config.checkpoint.every
         if not every or number < 1 or number % every:
             return False
-        return self.spent <= CHECKPOINT_SHARE * (time.perf_counter() - self.began) or self.saved is None
+        # Of several runs at once each may take its part of that share: the time is that of all of them.
+        share = CHECKPOINT_SHARE / self.engine.companions
+        return self.spent <= share * (time.perf_counter() - self.began) or self.saved is None
 
     def save(self, state: State) -> None:
         """Writes a checkpoint of this state, unless it has one."""

@@ -26,6 +26,8 @@ from .models.factory import build_models, resolve_model
 from .participation import Selection
 from .streams.base import Stream
 
+HOOKS = ("start", "assign", "train", "candidates")
+"""What every method must say for itself."""
 METHOD_PARTS = ("mean", "server")
 """Parts that are written inside ``method`` and passed to every method."""
 
@@ -144,7 +146,19 @@ def build_method(config: Config, world: World) -> Method:
         parts.append(registry.build(part, settings, **offered))
     own = {name: value for name, value in config.method.items() if name not in METHOD_PARTS}
     method: Method = registry.build("method", own, world, learner, *parts)
+    _check_method(method, str(config.method["kind"]))
     return method
+
+
+def _check_method(method: Any, kind: str) -> None:
+    """Raises `ConfigError` for a class that is no method, or half of one: better here than in the first round."""
+    if not isinstance(method, Method):
+        raise ConfigError(f"method.kind: {kind} gives a {type(method).__name__}, not a shoal.methods.base.Method")
+    missing = [name for name in HOOKS if getattr(type(method), name) is getattr(Method, name)]
+    if missing:
+        raise ConfigError(f"method.kind: {kind} lacks {', '.join(missing)}; a method defines {', '.join(HOOKS)}")
+    if not hasattr(method, "learner"):
+        raise ConfigError(f"method.kind: {kind}.__init__ must call super().__init__(world, learner, mean, server)")
 
 
 def _check_metrics(metrics: Sequence[str], measures: Mapping[str, Measure], dataset: Dataset) -> None:

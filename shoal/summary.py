@@ -57,7 +57,7 @@ def summarise(folder: str | Path) -> dict[str, Any]:
         "acc": measured.get("acc"),
         "trainable_parameters": model.get("trainable_parameters"),
         "model_bytes": model.get("model_bytes"),
-        "entries": model.get("entries"),
+        "entries": next((x["entries"] for x in reversed(lines) if x.get("record") == "entries"), model.get("entries")),
         "server": model.get("server"),
         **_speed(read_lines(run.path / "timings.jsonl"), measured.get("client_steps")),
         "updates": _accepted(lines),

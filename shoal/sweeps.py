@@ -12,14 +12,12 @@ from .data.dataset import Dataset
 from .errors import ConfigError, RunError
 from .folder import RunFolder
 from .grid import Grid
-from .loading import Single, expand, leaves, load, overridden
-from .many import Data, checked, clear_runs, play_many
+from .loading import Single, Source, expand, leaves, load, overridden
+from .many import Data, checked, clear_runs, for_data, play_many
 from .progress import Quiet
 from .results import Sweep
-from .running import dumped, is_free
+from .running import changed_settings, dumped
 from .setup import assemble, resolve_config
-
-Source = str | Path | Mapping[str, Any]
 
 
 def sweep(
@@ -49,11 +47,7 @@ def sweep(
     """
     several = {key: tuple(values) for key, values in grid.items() if isinstance(values, list | tuple)}
     single = {key: value for key, value in grid.items() if key not in several}
-    raw = overridden(load(source), {**(overrides or {}), **single})
-    if data is not None and raw.get("data", "arrays") not in ("arrays", {"kind": "arrays"}):
-        raise RunError(f"data= was given, but the configuration asks for data {raw['data']}; leave one of them out")
-    if data is not None:
-        raw["data"] = {"kind": "arrays"}
+    raw = for_data(overridden(load(source), {**(overrides or {}), **single}), data)
     if seeds is not None:
         raw["seeds"] = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
         if not raw["seeds"]:
@@ -162,12 +156,7 @@ def _extend(folder: RunFolder, raw: dict[str, Any], found: Sequence[tuple[Single
             f"grow: keep all its values and seeds, choose another --out, or --force to replace it"
         )
     for place, single in before.items():
-        old, new = leaves(dumped(resolve_config(single.raw))), leaves(dumped(now[place]))
-        changed = [
-            f"{key} ({old.get(key, 'unset')} -> {new.get(key, 'unset')})"
-            for key in sorted({*old, *new})
-            if old.get(key) != new.get(key) and not is_free(key, old.get(key), new.get(key))
-        ]
+        changed = changed_settings(leaves(dumped(resolve_config(single.raw))), leaves(dumped(now[place])))
         if changed:
             raise RunError(
                 f"{path} holds a sweep of another configuration: {', '.join(changed[:5])}. Choose another --out, or "

@@ -41,13 +41,14 @@ class _Party:
         self.threads = [threading.Thread(target=self._one, args=(play,), name="shoal-run") for play in plays]
 
     def _one(self, play: Play) -> None:
-        try:
-            play(self.gathering, self.progress)
-        except BaseException as error:
-            self.errors.append(error)
-            self.gathering.stop()
-        finally:
-            self.gathering.leave()
+        with self.gathering.turn:
+            try:
+                play(self.gathering, self.progress)
+            except BaseException as error:
+                self.errors.append(error)
+                self.gathering.stop()
+            finally:
+                self.gathering.leave()
 
     def play(self) -> None:
         """To the end of all; raises the first exception."""

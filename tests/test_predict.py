@@ -47,7 +47,7 @@ def test_a_task_with_a_head_of_its_own(tasks: Path, tmp_path: Path, task: int) -
     assert list(frame["row"]) == list(range(len(rows)))
     np.testing.assert_allclose(frame[[f"p:{d}" for d in digits]].sum(axis=1), 1)
     np.testing.assert_allclose(frame["confidence"], frame[[f"p:{d}" for d in digits]].max(axis=1))
-    assert frame.attrs == {"entry": f"task/{task}", "round": 5, "rounds": 5}
+    assert frame.attrs == {"entry": f"task/{task}", "round": 5, "rounds": 5, "notes": []}
     by_entry = library.predict(tasks, images, entry=f"task/{task}")
     pd.testing.assert_frame_equal(by_entry, frame)
     by_name = library.predict(tasks, images, target={"task": setup.stream.task_names[task]})

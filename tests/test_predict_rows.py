@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import Shoal
 from PIL import Image
 from prediction_helpers import CONFIG, logged, right
 
@@ -45,6 +46,25 @@ def test_a_table(tmp_path: Path) -> None:
     for wrong, message in ((np.zeros((2, 4)), "DataFrame"), (tmp_path / "run", "ends in .csv")):
         with pytest.raises(DataError, match=message):
             library.predict(run, wrong)
+
+
+def test_what_is_missing_or_new_in_a_table_is_told(tmp_path: Path, shoal: Shoal) -> None:
+    rows = {"size": [1.0, 5.0] * 20, "kind": ["a", "b"] * 20, "label": ["low", "high"] * 20}
+    pd.DataFrame(rows).to_csv(tmp_path / "rows.csv", index=False)
+    data = {"kind": "table", "path": str(tmp_path / "rows.csv"), "label": "label", "missing": "mean"}
+    run = library.run({**CONFIG, "data": data}, out=tmp_path / "run").folder
+    whole = pd.DataFrame({"size": [1.0, 5.0], "kind": ["a", "b"]})
+    assert library.predict(run, whole).attrs["notes"] == []
+    gaps = pd.DataFrame({"size": [None, 5.0, None], "kind": ["a", "c", "b"]})
+    assert library.predict(run, gaps).attrs["notes"] == [
+        "missing numbers, filled in, of 3 rows: size (2)",
+        "values of a category that no training row has, of 3 rows: kind (1)",
+    ]
+    whole[["kind"]].to_csv(tmp_path / "few.csv", index=False)
+    said = shoal("predict", str(run), str(tmp_path / "few.csv"))
+    assert said.code == 0
+    assert "note: columns that are not there, taken as missing: size\n" in said.out
+    assert "note: missing numbers, filled in, of 2 rows: size (2)\n" in said.out
 
 
 def test_a_regression_is_in_the_units_of_its_source(tmp_path: Path) -> None:

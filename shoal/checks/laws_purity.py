@@ -37,6 +37,12 @@ def attributes_never_change(case: Case) -> None:
         if all(key in run.last.bank.entries for key in keys):
             setup.method.compose(run.last.bank, tuple(keys))
     for name, mark in _attributes(setup).items():
+        part, _, attribute = name.partition(".")
+        require(
+            name in before,
+            f"attribute `{attribute}` of the {part} appeared during the run; attributes never change after __init__: "
+            f"numbers live in the bank or the client's state",
+        )
         require(mark == before[name], f"{name} changed during the run; numbers live in the bank or the client's state")
     require(clean.prints == run.prints, "the run is not the one that it was before")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from . import (  # noqa: F401  (imported for the laws that they hold)
     laws_server,
     laws_stream,
 )
-from .case import Case
+from .case import Case, Run
 from .examples import Example, examples_of
 from .law import LAWS, Law, LawResult
 from .laws_partition import CLIENTS, PartitionCase
@@ -29,17 +30,18 @@ from .standin import pictures
 
 CHECKED = ("method", "learner", "mean", "server", "calibration", "stream", "partition")
 """The kinds of part that have laws."""
+PLAIN = {"kind": "plain"}
 
 
-def subjects(part: str, kind: str, example: Example) -> Iterator[tuple[str, Any]]:
+def subjects(part: str, kind: str, example: Example, learner: Mapping[str, Any] = PLAIN) -> Iterator[tuple[str, Any]]:
     """What the laws look at: pairs of a subject of `law.LAWS` and the thing itself.
 
-    Raises `ConfigError` for settings that the part does not take.
+    ``learner`` is the one that a method is tried with. Raises `ConfigError` for settings that the part does not take.
     """
     settings = {"kind": kind, **example.settings}
     resolved = registry.resolve(part, settings)
     if part in ("method", "learner"):
-        case = Case(method=settings) if part == "method" else Case(learner=settings)
+        case = Case(method=settings, learner=learner) if part == "method" else Case(learner=settings)
         yield "run", case if example.model is None else replace(case, model=example.model, needs_model=True)
     elif part == "mean":
         yield "mean", registry.build("mean", resolved, **_offered("mean", kind))
@@ -81,41 +83,117 @@ def _stream_case(settings: dict[str, Any], example: Example) -> StreamCase:
 
 def laws_of(part: str, kind: str) -> Iterator[tuple[Law, Any, Example]]:
     """Every law of a part with the subject that it is tried on, for every example."""
+    for laws, subject, example in _tried(part, kind, PLAIN):
+        for law in laws:
+            yield law, subject, example
+
+
+def _tried(part: str, kind: str, learner: Mapping[str, Any]) -> Iterator[tuple[list[Law], Any, Example]]:
     for example in examples_of(part, kind):
-        for name, subject in subjects(part, kind, example):
-            for law in LAWS[name]:
-                yield law, subject, example
+        for name, subject in subjects(part, kind, example, learner):
+            yield LAWS[name], subject, example
 
 
-def check_target(target: str) -> list[LawResult]:
+def check_target(
+    target: str, learner: str | Mapping[str, Any] | None = None, say: Callable[[str], None] = lambda line: None
+) -> list[LawResult]:
     """Runs the laws on a part by import path, ``module:Class``, with the settings that its ``examples`` list.
 
-    Raises `ConfigError` if it cannot be imported, has no laws, or needs settings and lists none.
+    A method is tried with ``learner``, a kind or a mapping with ``kind`` (default: the plain one). ``say`` is given
+    lines on what was played: rounds, clients, rows, and the entries that were born and retired. A part that cannot
+    even run cleanly gives one broken result in place of all its laws, which would only repeat the cause.
+
+    Raises `ConfigError` if it cannot be imported, has no laws, or needs settings and lists none, and for a learner
+    that does not exist or is given to something else than a method.
     """
     part = _part_of(target)
+    with_learner: Mapping[str, Any] = PLAIN
+    if learner is not None:
+        if part != "method":
+            raise ConfigError(f"a learner is given to the check of a method; {target} is a {part}")
+        with_learner = {"kind": learner} if isinstance(learner, str) else learner
+        registry.resolve("learner", with_learner)
     listed = examples_of(part, target)
-    results = []
     try:
-        found = list(laws_of(part, target))
-        _try_to_build(found)
+        tried = list(_tried(part, target, with_learner))
+        _try_to_build([subject for _, subject, _ in tried])
     except ConfigError as error:
-        raise ConfigError(
-            f"{target} cannot be built: {error}. Settings for the laws are listed in a class attribute, "
-            f"examples = [{{...}}]"
-        ) from error
-    for law, subject, example in found:
-        result = law.on(subject)
-        name = result.law if len(listed) == 1 else f"{result.law} ({example})"
-        results.append(LawResult(name, result.passed, result.detail))
+        raise ConfigError(f"{target} cannot be built: {error}{_hint(part, error)}") from error
+    results: list[LawResult] = []
+    runs: list[Run] = []
+    for laws, subject, example in tried:
+        shown = "" if len(listed) == 1 else f" ({example})"
+        first = _FIRST.on(subject)
+        found = [law.on(subject) for law in laws] if first.passed else [first]
+        results += [LawResult(result.law + shown, result.passed, result.detail) for result in found]
+        if not first.passed:
+            say(f"no other law was tried{shown}: all of them need a first try that succeeds")
+        elif isinstance(subject, Case):
+            runs.append(subject.clean())
+            say(f"played{shown}: {_played(subject, runs[-1])}")
+    if (
+        runs
+        and getattr(registry.find(part, target), "births", False)
+        and not any(_came_and_went(run)[0] for run in runs)
+    ):
+        say(
+            "warning: the class has births = True, but no entry was born, so the laws say nothing of births; list "
+            "settings with which one is born in a class attribute, examples = [{...}]"
+        )
     return results
 
 
-def _try_to_build(found: list[tuple[Law, Any, Example]]) -> None:
-    for subject in {id(subject): subject for _, subject, _ in found}.values():
+def _first_try(subject: Any) -> None:
+    """A clean run, or the first answers of a stream: what every law needs before it can say anything."""
+    if isinstance(subject, Case):
+        subject.clean()
+    elif isinstance(subject, StreamCase):
+        subject.stream.holding(0, 1)
+        subject.stream.targets(1)
+
+
+_FIRST = Law("a first try", "The part runs, and does something.", _first_try)
+
+
+def _played(case: Case, run: Run) -> str:
+    """What a run was, in words: nothing that happens later, or to more clients, was seen by a law."""
+    setup = case.setup()
+    rounds = len(run.states) - 1
+    names = f"{rounds} rounds{' with the warm-up' if setup.method.warmup else ''}"
+    born, retired = (
+        f"{what} {_few(keys)}" for what, keys in zip(("born", "retired"), _came_and_went(run), strict=True)
+    )
+    entries = f"entries at the start {_few(list(run.states[0].bank.entries))}, {born}, {retired}"
+    return f"{names}, {setup.world.clients} clients, {len(setup.stream.dataset)} rows; {entries}"
+
+
+def _came_and_went(run: Run) -> tuple[list[str], list[str]]:
+    """The keys that were born during a run, and those that were retired."""
+    keys = [set(state.bank.entries) for state in run.states]
+    pairs = list(itertools.pairwise(keys))
+    return (
+        sorted(set().union(*(new - old for old, new in pairs))),
+        sorted(set().union(*(old - new for old, new in pairs))),
+    )
+
+
+def _few(keys: list[str]) -> str:
+    shown = ", ".join(keys[:4])
+    return f"{shown} and {len(keys) - 4} more" if len(keys) > 4 else shown or "none"
+
+
+def _try_to_build(found: list[Any]) -> None:
+    for subject in found:
         if isinstance(subject, Case):
             subject.setup()
         elif isinstance(subject, StreamCase):
             subject.make(0)
+
+
+def _hint(part: str, error: ConfigError) -> str:
+    if str(error).startswith(f"{part}.kind:"):  # the class itself is at fault: no settings help
+        return ""
+    return ". Settings for the laws are listed in a class attribute, examples = [{...}]"
 
 
 def _part_of(target: str) -> str:

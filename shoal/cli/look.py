@@ -12,7 +12,7 @@ import typer
 
 from .. import registry
 from ..errors import ConfigError
-from ..loading import expand, is_many, load, overridden, parse_overrides, read_yaml, recipes
+from ..loading import expand, is_many, load, overridden, parse_overrides, parse_value, read_yaml, recipes
 from ..report.page import write_report
 from ..running import dumped
 from ..setup import assemble, resolve_config
@@ -131,15 +131,21 @@ def _name(folders: list[Path]) -> str:
 @app.command()
 def check(
     target: Annotated[str, typer.Argument(help="Your own part by import path, such as my_methods:MyMethod.")],
+    learner: Annotated[
+        str | None, typer.Option(help="Try a method with this learner: a kind, or a mapping in YAML with its settings.")
+    ] = None,
 ) -> None:
     """Run the laws on your own method, learner, stream, mean or server optimiser."""
     from ..checks.runner import check_target
 
-    results = check_target(target)
+    said: list[str] = []
+    results = check_target(target, parse_value("--learner", learner or ""), said.append)
     print_table(
         f"laws for {target}",
         ["law", "result", "detail"],
         [[r.law, "holds" if r.passed else "BROKEN", r.detail] for r in results],
     )
+    for line in said:
+        print_line(line)
     if not all(r.passed for r in results):
         raise typer.Exit(1)

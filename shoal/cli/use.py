@@ -43,6 +43,8 @@ def predict(
             f"the run is unfinished: this is its model after round {about['round']} of {about['rounds']}",
             soft_wrap=True,
         )
+    for note in about["notes"]:
+        print_line(f"note: {note}")
     if out_file is not None:
         out_file.parent.mkdir(parents=True, exist_ok=True)
         frame.to_csv(out_file, index=False)

@@ -130,6 +130,20 @@ def _listed(values: Any, what: str, rows: int, hint: str = "") -> list[Any]:
     return found
 
 
+def as_table(given: Array, what: str) -> Array:
+    """Numbers ``[n, features]`` as float32; raises `DataError` for a NaN or an infinity, naming the first."""
+    with np.errstate(over="ignore"):
+        table = given.astype(np.float32)
+    wrong = ~np.isfinite(table)
+    if wrong.any():
+        row, feature = (int(i) for i in np.argwhere(wrong)[0])
+        raise DataError(
+            f"{what}: {int(wrong.sum())} values are NaN or infinite (as float32), the first in row {row}, feature "
+            f"{feature}; fill them in or leave those rows out"
+        )
+    return table
+
+
 def _features(values: Any, what: str) -> tuple[Array, float]:
     """A copy as the data set keeps it, and the largest raw value of a pixel."""
     given = _array(values, what)
@@ -138,16 +152,7 @@ def _features(values: Any, what: str) -> tuple[Array, float]:
     if given.size == 0:
         raise DataError(f"{what}: there is nothing in it; its shape is {given.shape}")
     if given.ndim == 2:
-        with np.errstate(over="ignore"):
-            table = given.astype(np.float32)
-        wrong = ~np.isfinite(table)
-        if wrong.any():
-            row, feature = (int(i) for i in np.argwhere(wrong)[0])
-            raise DataError(
-                f"{what}: {int(wrong.sum())} values are NaN or infinite (as float32), the first in row {row}, "
-                f"feature {feature}; fill them in or leave those rows out"
-            )
-        return table, 255.0
+        return as_table(given, what), 255.0
     if given.ndim not in (3, 4):
         raise DataError(
             f"{what}: needs a table [n, features] or images [n, height, width] or [n, height, width, channels]; "

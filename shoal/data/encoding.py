@@ -239,7 +239,7 @@ def _category(column: pd.Series[Any], name: str, rules: Rules) -> Category:
     named = sorted(found - {None})
     if len(found) > rules.categories_max:
         raise DataError(
-            f"column {name!r}: {len(found)} categories, such as {named[0]!r} and {named[1]!r}; more than "
+            f"column {name!r}: {len(found)} categories, such as {' and '.join(map(repr, named[:2]))}; more than "
             f"{rules.categories_max} are hardly meant: list it under data.ignore (or data.numeric, or data.columns to "
             f"group rows by it), or raise data.categories_max"
         )

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import DataError
 from .frames import Array, first_row, numbers
-from .splits import shares, strata, stratified
+from .splits import check_amount, shares, strata, stratified
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,11 +34,6 @@ def members_of(groups: Array) -> list[Array]:
     return list(np.split(order, found)) if len(order) else []
 
 
-def _check(amount: float) -> None:
-    if not 0 < amount < np.inf or (amount >= 1 and amount != int(amount)):
-        raise DataError(f"test: a share between 0 and 1, or a whole number of rows; got {amount}")
-
-
 def by_client(
     labels: Array, clients: Array, columns: Sequence[Array], amount: float, rng: np.random.Generator
 ) -> Array:
@@ -48,7 +43,7 @@ def by_client(
     rows in all, in proportion to the clients' sizes. One row of every class stays for training: of the rarest classes
     first, at the client that has the most rows left. Raises `DataError`.
     """
-    _check(amount)
+    check_amount(amount)
     members = members_of(clients)
     sizes = np.array([len(rows) for rows in members])
     able = sizes > 1
@@ -97,7 +92,7 @@ def latest(stamps: Array, clients: Array, amount: float) -> Array:
     them. Rows of one moment stay together, so a client's last training row is always older than its first test row.
     A client with a single moment has no test row. Raises `DataError` where nobody has two.
     """
-    _check(amount)
+    check_amount(amount)
     chosen = []
     for rows in members_of(clients):
         moments = np.unique(stamps[rows])

@@ -55,6 +55,12 @@ def stratified(groups: Array, count: int, rng: np.random.Generator, keep: Array 
     return np.sort(order[np.arange(len(order)) - first < np.repeat(taken, room)])
 
 
+def check_amount(amount: float) -> None:
+    """Raises `DataError` unless this is a share below 1, or a whole number."""
+    if not 0 < amount < np.inf or (amount >= 1 and amount != int(amount)):
+        raise DataError(f"test: a share between 0 and 1, or a whole number of rows; got {amount}")
+
+
 def hold_out(
     labels: Array, columns: Sequence[Array], amount: float, rng: np.random.Generator, by: Array | None = None
 ) -> Array:
@@ -63,8 +69,7 @@ def hold_out(
     ``amount`` below 1 is a share of the rows, from 1 on a number of rows; with ``by`` (codes) it holds for each of
     its groups. One row of every class, drawn at random, always stays for training. Raises `DataError`.
     """
-    if not 0 < amount < np.inf or (amount >= 1 and amount != int(amount)):
-        raise DataError(f"test: a share between 0 and 1, or a whole number of rows; got {amount}")
+    check_amount(amount)
     order = rng.permutation(len(labels))
     kept = order[np.unique(labels[order], return_index=True)[1]]
     groups = strata(labels, *columns)

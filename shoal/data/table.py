@@ -147,7 +147,7 @@ class Table(Source):
         except DataError as error:
             where = " (rows of the test file are counted after those of the training file)" if len(files) == 2 else ""
             raise DataError(f"{path}: {error}{where}") from None
-        notes += _told(tally, len(rows.labels))
+        notes += told(tally, len(rows.labels))
         notes += self._remarks(rows, encoding, table)
         decoded = Decoded(
             table,
@@ -350,10 +350,11 @@ def _whole(values: Array) -> Array:
     return values.astype(str)
 
 
-def _told(tally: Counter[tuple[str, str]], rows: int) -> list[str]:
-    """What was filled in, and what became another category, as notes."""
+def told(tally: Counter[tuple[str, str]], rows: int) -> list[str]:
+    """What `Encoding.apply` filled in, what became another category and which columns it lacked, as notes."""
     said = {"filled": "missing numbers, filled in", "other": "values of a category that no training row has"}
-    notes = []
+    lacking = [column for kind, column in tally if kind == "lacking"]
+    notes = [f"columns that are not there, taken as missing: {listed(lacking)}"] if lacking else []
     for what, text in said.items():
         counts = [f"{column} ({count})" for (kind, column), count in tally.items() if kind == what]
         if counts:

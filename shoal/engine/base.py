@@ -27,6 +27,9 @@ class Engine:
     The answers come in the order of the jobs, and their bits do not depend on the engine's size.
     """
 
+    companions: int = 1
+    """How many runs are played at the same time, this one included."""
+
     def __init__(
         self,
         models: Mapping[str, Model],

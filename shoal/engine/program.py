@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..bank import Buffers
-from ..messages import Assignment, Client, Failure, Job, Outcome, Update
+from ..messages import Assignment, Client, Failure, Job, Outcome, Part, Update
 from ..requests import Evaluate, Fit, FitResult, Gradient, Probe, Request, Score
 from .kernel import Kernel, SimulatedCrash
 
@@ -72,6 +72,11 @@ class Running:
         self.request = None
         if not isinstance(answer, Update):
             raise TypeError(f"train must give an Update; got {type(answer).__name__}")
+        parts: Mapping[str, Any] = answer.parts  # what an author puts there is not always what belongs there
+        for key, part in parts.items():
+            if not isinstance(part, Part):
+                hint = "; a learner's fit is a generator: part, state = yield from self.learner.fit(...)"
+                raise TypeError(f"an Update's parts must be Parts; got {type(part).__name__} for entry {key!r}{hint}")
         if self.job.crash:  # a fit would have crashed half-way
             raise SimulatedCrash("simulated crash of a client that trained nothing")
         self._answer = answer

@@ -1,7 +1,8 @@
 """One stack for several runs that are played at the same time, each in a thread of its own: the cells of a sweep.
 
 A run's engine waits until every other run waits too (or has left); then one thread answers the requests of all of
-them together. Rounds so stay in step by themselves, and cells that are cheap wait for those that are not.
+them together. Rounds so stay in step by themselves, and cells that are cheap wait for those that are not. The threads
+take turns: they are there to keep each run's place in its loop, and at the same time they would only hinder each other.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from .stacked import Stacked, answer_all
 
 
 class Gathering:
-    """Where the engines of ``runs`` runs meet. Every run must `leave` at its end, whatever the end was."""
+    """Where the engines of ``runs`` runs meet.
+
+    Each run holds the ``turn`` from its beginning to its end, but for the time in which it waits here for the others,
+    and must `leave` at its end, whatever the end was.
+    """
 
     def __init__(self, runs: int) -> None:
-        self._changed = threading.Condition()
+        self.turn = self._changed = threading.Condition()
         self.runs = runs
         self._present = runs
         self._waiting: dict[Companion, Sequence[Running]] = {}
@@ -42,7 +47,6 @@ class Gathering:
         """Returns when these programs have ended. Raises `Stopped` if the runs were stopped."""
         with self._changed:
             self._waiting[engine] = programs
-            self._changed.notify_all()
             while engine in self._waiting:
                 if self._stopped:
                     del self._waiting[engine]
@@ -68,6 +72,7 @@ class Companion(Stacked):
     def __init__(self, gathering: Gathering, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.gathering = gathering
+        self.companions = gathering.runs
 
     def run(self, train: Train, jobs: Sequence[Job]) -> list[Outcome]:
         programs = [Running(train, job) for job in jobs]
@@ -78,5 +83,5 @@ class Companion(Stacked):
         return [program.outcome() for program in programs]
 
     def describe(self) -> str:
-        others = self.gathering.runs - 1
+        others = self.companions - 1
         return super().describe() + (f", together with {others} other runs" if others else "")

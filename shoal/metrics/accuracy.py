@@ -71,7 +71,7 @@ class Accuracy(Measure):
             return [], memory
         memory = {**memory, "first": self._first_trained(seen, memory.get("first", {}))}
         round = seen.when.round
-        if not (self.due(round, memory) or (seen.last and round)):
+        if not self.due(round, memory):
             return [], memory
         targets = self.context.stream.targets(round)
         found = servings(self.context, seen, targets, memory=memory.get("targets", {}))

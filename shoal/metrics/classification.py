@@ -1,7 +1,7 @@
 """Metrics of a classification. ``outputs`` are logits ``[rows, classes]``, ``targets`` classes ``[rows]``.
 
-What scikit-learn would warn of, and what it has no answer to, is decided before it is asked: filters of warnings belong
-to the whole process and must not be touched from a worker's thread.
+The numbers are those of scikit-learn, which takes a millisecond to check the rows of a target and warns of what it has
+no answer to: with a thousand clients that would take longer than the models.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ def _checked(outputs: Tensor, targets: Tensor) -> tuple[Array, Array]:
     return outputs.double().numpy(), targets.numpy()
 
 
+def _counts(logits: Array, classes: Array) -> tuple[Array, Array, Array]:
+    """By class the rows that are right, those that are of it, and those that are said to be."""
+    said = logits.argmax(1)
+    count = max(logits.shape[1], int(classes.max()) + 1)
+    right, true, found = (np.bincount(rows, minlength=count) for rows in (classes[said == classes], classes, said))
+    return right, true, found
+
+
 @learns("classes")
 def f1(outputs: Tensor, targets: Tensor) -> float | None:
     """F1: ``2 TP / (2 TP + FP + FN)``, 0 where nothing was predicted right.
@@ -34,14 +42,13 @@ def f1(outputs: Tensor, targets: Tensor) -> float | None:
     With two outputs that of the second class, else the plain mean over the classes that occur in ``targets``.
     ``None`` where all rows are of one class.
     """
-    from sklearn.metrics import f1_score
-
     logits, classes = _checked(outputs, targets)
-    present = np.unique(classes)
+    right, true, said = _counts(logits, classes)
+    present = np.flatnonzero(true)
     if len(present) < 2:
         return None
-    counted = [1] if logits.shape[1] == 2 else present
-    return float(f1_score(classes, logits.argmax(1), labels=counted, average="macro", zero_division=0.0))
+    counted = np.array([1]) if logits.shape[1] == 2 else present
+    return float(np.mean(2 * right[counted] / (true + said)[counted]))
 
 
 @learns("classes")
@@ -50,13 +57,11 @@ def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float | None:
 
     ``None`` where all rows are of one class: it would be the accuracy.
     """
-    from sklearn.metrics import recall_score
-
-    logits, classes = _checked(outputs, targets)
-    present = np.unique(classes)
+    right, true, _ = _counts(*_checked(outputs, targets))
+    present = np.flatnonzero(true)
     if len(present) < 2:
         return None
-    return float(recall_score(classes, logits.argmax(1), labels=present, average="macro", zero_division=0.0))
+    return float(np.mean(right[present] / true[present]))
 
 
 @learns("classes")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from .base import Line, Seen
+from .base import Seen
 from .values import mean
 
 Table = Mapping[int, Mapping[int, float | None]]
@@ -26,7 +26,7 @@ class History(NamedTuple):
     """The last round that was played."""
 
 
-def history(lines: Sequence[Line]) -> History:
+def history(lines: Sequence[Mapping[str, Any]]) -> History:
     """Reads it from the lines of ``metrics.jsonl``."""
     stream = next((line for line in lines if line.get("record") == "stream"), {})
     cells: dict[int, dict[int, list[float | None]]] = {}

@@ -60,24 +60,22 @@ def first_trained(trained: Mapping[int, Collection[int]], boundaries: Sequence[i
     return firsts
 
 
-def _before(firsts: Firsts, phase: int) -> set[int]:
-    return {task for earlier, tasks in firsts.items() if earlier < phase for task in tasks}
-
-
 def needed(round: int, boundaries: Sequence[int], firsts: Firsts) -> bool:
     """Whether BWT_f needs the accuracies after this round, given what was trained up to and in it.
 
     These are every boundary, the five rounds after it, and for a task that is first trained later in a phase
     the five rounds from there on (one, if it was never trained before: only ``literal`` looks at it).
     """
+    before: set[int] = set(firsts.get(0, ()))
     for phase, last in enumerate(boundaries, start=1):
         if last <= round <= last + HORIZON:
             return True
-        before = _before(firsts, phase)
-        for task, start in firsts.get(phase, {}).items():
+        again = firsts.get(phase, {})
+        for task, start in again.items():
             length = HORIZON if task in before else 1
             if start > last + 1 and start <= round < start + length:
                 return True
+        before.update(again)
     return False
 
 
@@ -91,10 +89,11 @@ def changes(
     """The changes of every task at every boundary that the run has passed; ``rounds`` is how far it went."""
     firsts = first_trained(trained, boundaries)
     found = []
+    before: set[int] = set(firsts.get(0, ()))
     for phase, last in enumerate(boundaries, start=1):
         if last + 1 > rounds:
             break
-        before, again = _before(firsts, phase), firsts.get(phase, {})
+        again = firsts.get(phase, {})
         for task in range(tasks):
             cells = accuracy.get(task, {})
             old = finite(cells.get(last))
@@ -103,6 +102,7 @@ def changes(
             # Python floats: a matrix of unsigned integers would wrap around, one of integers truncate.
             values = tuple(None if old is None or value is None else value - old for value in new)
             found.append(Change(task, last, start, task in before and task in again, values))
+        before.update(again)
     return found
 
 

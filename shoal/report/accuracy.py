@@ -8,7 +8,7 @@ from typing import Any
 
 from .charts import Chart, Choice, Key, figure, group, lines, span
 from .load import Runs
-from .numbers import PERCENT, in_unit, metric
+from .numbers import PERCENT, axis, axis_scale, in_unit, metric
 from .parts import Section, note, paragraph, table
 from .series import (
     Names,
@@ -18,7 +18,6 @@ from .series import (
     further_metrics,
     lead_metric,
     mean_curve,
-    names_of,
     over_seeds,
     quantile,
     title_of,
@@ -55,14 +54,6 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     return Section("accuracy", title, body)
 
 
-def _axis(name: str) -> str:
-    return f"{metric(name).label.lower()} (%)" if metric(name).unit == PERCENT else metric(name).label
-
-
-def _scale(name: str) -> float:
-    return 100.0 if metric(name).unit == PERCENT else 1.0
-
-
 def _digits(name: str) -> str:
     return ".1f" if metric(name).unit == PERCENT else ".4g"
 
@@ -76,12 +67,12 @@ def _limits(name: str, values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _overall(runs: Runs, shown: str, targets: Sequence[Target]) -> str:
-    traces, legend, edges = [], [], _boundaries(runs)
+    traces, legend, edges = [], [], runs.boundaries
     for place, (variant, members) in enumerate(runs.variants.items()):
         mean = over_seeds(mean_curve(run, shown) for run in members)
-        traces += lines(mean, variant, variant, place, _scale(shown), edges, digits=_digits(shown))
+        traces += lines(mean, variant, variant, place, axis_scale(shown), edges, digits=_digits(shown))
         legend.append(Key(variant, variant, place))
-    chart = figure(traces, _axis(shown), boundaries=edges, height=340)
+    chart = figure(traces, axis(shown), boundaries=edges, height=340)
     title = f"Mean over the {_noun(targets)}s, by variant" if len(targets) > 1 else "By variant"
     return group([Chart(title, chart, wide=True)], legend)
 
@@ -95,10 +86,10 @@ def _further(runs: Runs, more: Sequence[str]) -> str:
             mean = over_seeds(mean_curve(run, name) for run in members)
             if mean.rounds:
                 edges = members[0].boundaries
-                traces += lines(mean, variant, variant, place, _scale(name), edges, digits=_digits(name))
+                traces += lines(mean, variant, variant, place, axis_scale(name), edges, digits=_digits(name))
                 legend[variant] = Key(variant, variant, place)
         if traces:
-            drawn = figure(traces, _axis(name), boundaries=_boundaries(runs), height=240)
+            drawn = figure(traces, axis(name), boundaries=runs.boundaries, height=240)
             charts.append(Chart(f"{metric(name).label}, mean over the targets", drawn))
     if not charts:
         return ""
@@ -129,8 +120,10 @@ def _few(runs: Runs, shown: str, curves: Curves, targets: Sequence[Target]) -> s
         traces = []
         for view, place, spread in spreads:
             title = title_of(targets[place], names)
-            traces += lines(spread, title, str(place), place, _scale(shown), edges, digits=_digits(shown), view=view)
-        chart = figure(traces, _axis(shown), boundaries=edges, y_range=common)
+            traces += lines(
+                spread, title, str(place), place, axis_scale(shown), edges, digits=_digits(shown), view=view
+            )
+        chart = figure(traces, axis(shown), boundaries=edges, y_range=common)
         title = f"By {_noun(targets)}" + ("" if runs.single else f": {variant}")
         charts.append(Chart(title, chart, wide=len(panels) == 1))
     legend = [Key(str(place), title_of(target, names), place) for place, target in enumerate(targets)]
@@ -152,10 +145,10 @@ def _range(runs: Runs, shown: str, curves: Curves) -> str:
         for share, style in ((0.9, "dot"), (0.5, "solid"), (0.1, "dot")):
             level = Spread(rounds, [quantile(values[r], share) for r in rounds], [0.0] * len(rounds), 1)
             name = "median" if share == 0.5 else f"{share:.0%} of the targets are below"
-            traces += lines(level, name, name, place, _scale(shown), digits=_digits(shown), dashed=style)
+            traces += lines(level, name, name, place, axis_scale(shown), digits=_digits(shown), dashed=style)
         edges = runs.variants[variant][0].boundaries
         limits = (0.0, 100.0) if metric(shown).unit == PERCENT else None
-        chart = figure(traces, _axis(shown), boundaries=edges, y_range=limits)
+        chart = figure(traces, axis(shown), boundaries=edges, y_range=limits)
         charts.append(
             Chart(
                 f"Range over {len(most)} {_noun(most)}s" + ("" if runs.single else f": {variant}"),
@@ -221,10 +214,4 @@ def _noun(targets: Sequence[Target]) -> str:
 
 
 def _names(runs: Runs) -> Names:
-    return next((found for run in runs.runs if any((found := names_of(run)).values())), {})
-
-
-def _boundaries(runs: Runs) -> tuple[int, ...]:
-    """The boundaries, where all runs have the same."""
-    found = {run.boundaries for run in runs.runs if run.lines}
-    return found.pop() if len(found) == 1 else ()
+    return next((run.names for run in runs.runs if any(run.names.values())), {})

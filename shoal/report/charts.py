@@ -6,6 +6,7 @@ Legends are HTML: they wrap on a phone and switch lines on and off in all charts
 
 from __future__ import annotations
 
+import bisect
 import html
 import itertools
 import json
@@ -88,7 +89,6 @@ def lines(
     mean = [_short(spread.mean[i] * scale) for i in chosen]
     sd = [_short(spread.sd[i] * scale) for i in chosen]
     meta = None if view is None else {"view": list(view)}
-    step = min((b - a for a, b in itertools.pairwise(rounds)), default=1)
     traces = []
     if any(sd):
         low = [m - s if floor is None else max(floor, m - s) for m, s in zip(mean, sd, strict=True)]
@@ -107,7 +107,7 @@ def lines(
                 meta=meta,
             )
         )
-    x, y = (rounds, mean) if not gaps else _with_gaps(rounds, mean, step)
+    x, y = (rounds, mean) if not gaps else _with_gaps(rounds, mean, spread.rounds)
     more = f" ± %{{customdata:{digits}}}" if any(sd) else ""
     traces.append(
         go.Scatter(
@@ -127,13 +127,16 @@ def lines(
     return traces
 
 
-def _with_gaps(rounds: list[int], values: list[float], step: int) -> tuple[list[int], list[float | None]]:
-    """The curve with an empty point wherever more than a step lies between two rounds."""
+def _with_gaps(rounds: list[int], values: list[float], measured: Sequence[int]) -> tuple[list[int], list[float | None]]:
+    """The curve with an empty point wherever a round is missing between two; those that were thinned out are not."""
+    step = min((b - a for a, b in itertools.pairwise(measured)), default=1)
+    holes = [a + step for a, b in itertools.pairwise(measured) if b - a > step]
     x: list[int] = rounds[:1]
     y: list[float | None] = [*values[:1]]
     for (before, round), value in zip(itertools.pairwise(rounds), values[1:], strict=True):
-        if round - before > step:
-            x.append(before + step)
+        place = bisect.bisect_right(holes, before)
+        if place < len(holes) and holes[place] < round:
+            x.append(holes[place])
             y.append(None)
         x.append(round)
         y.append(value)

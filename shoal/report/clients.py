@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
+from ..metrics.functions import lower_is_better
 from .load import Line, Run
-from .numbers import lower_is_better
-from .series import further_metrics, lead_metric, names_of, number
+from .series import further_metrics, lead_metric, number
 
 COUNTS = {"rejected": "rejected", "failed": "failed", "straggler": "stragglers", "skipped": "skipped"}
 """Records that name a client, and the columns that count the rounds in which they came."""
@@ -46,7 +46,7 @@ def client_table(run: Run) -> list[dict[str, Any]]:
 
 def name_of(run: Run, client: int) -> str:
     """The name that a client has in the data; empty where it has none."""
-    names = names_of(run)["client"]
+    names = run.names["client"]
     return names[client] if 0 <= client < len(names) else ""
 
 

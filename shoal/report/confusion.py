@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from .charts import Chart, Choice, figure, group, plain
 from .load import Line, Run, Runs
 from .parts import Section, note, table
-from .series import Target, names_of, number, title_of
+from .series import Target, number, title_of
 
 TEXT = 30
 """With more classes than this the cells carry no numbers: there would be no room for them."""
@@ -59,7 +59,6 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
 
 def matrices(run: Run, who: str) -> Iterator[Matrix]:
     """The well-formed records of a run, oldest first; ``who`` names the run."""
-    names = names_of(run)
     last = max((r["round"] for r in run.records.get("confusion", []) if isinstance(r.get("round"), int)), default=0)
     for record in run.records.get("confusion", []):
         classes, counts = record.get("classes"), record.get("counts")
@@ -74,7 +73,7 @@ def matrices(run: Run, who: str) -> Iterator[Matrix]:
         if not found:
             continue  # a target without a model or test rows
         yield Matrix(
-            who, _target(record, names), record["round"], _moment(run, record["round"], last),
+            who, _target(record, run.names), record["round"], _moment(run, record["round"], last),
             tuple(str(name) for name in classes), found,
         )  # fmt: skip
 

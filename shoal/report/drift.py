@@ -33,8 +33,7 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
                     traces += lines(spread, variant, variant, place, 1, members[0].boundaries, digits=".3g", floor=0)
                     legend[variant] = Key(variant, variant, place)
             if traces:
-                edges = next(iter(runs.runs)).boundaries
-                drawn = figure(traces, title.lower(), boundaries=edges, from_zero=True, height=240)
+                drawn = figure(traces, title.lower(), boundaries=runs.boundaries, from_zero=True, height=240)
                 charts.append(Chart(f"{title}, {words}", drawn))
     moved = movement.charts(runs) + _moved(comparison)
     if not charts:

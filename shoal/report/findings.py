@@ -10,7 +10,7 @@ from .load import Run, Runs
 from .numbers import describe, metric, written
 from .parts import Section, bullets, note, paragraph, table
 from .sentences import run_findings
-from .series import lead_metric, mean_curve, names_of
+from .series import lead_metric, mean_curve
 
 _ONE = (
     "acc",
@@ -30,9 +30,7 @@ def lead(runs: Runs, comparison: Mapping[str, Any]) -> tuple[list[str], list[str
     said = list(comparison["findings"])
     if runs.single:
         run = runs.runs[0]
-        said = run_findings(
-            run.summary or {"rounds": None}, {**comparison["about"], "names": names_of(run)}, _state(run)
-        )
+        said = run_findings(run.summary or {"rounds": None}, {**comparison["about"], "names": run.names}, _state(run))
         if not run.summary:
             said = said[:2]
     return said[:2], said[2:]

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError, RunError
+from ..files import BROKEN, json_lines
 from ..loading import expand
 
 Line = Mapping[str, Any]
@@ -59,6 +60,12 @@ class Run:
     def stream(self) -> Line:
         """What the stream said of itself; empty before the first round."""
         return next(iter(self.records.get("stream", [])), {})
+
+    @cached_property
+    def names(self) -> dict[str, list[str]]:
+        """Label -> the names that its values have in the data, by number, as the stream gives them."""
+        labels = ("task", "client", "concept")
+        return {label: [str(name) for name in self.stream.get(f"{label}_names") or ()] for label in labels}
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -106,6 +113,12 @@ class Runs:
         return {name: sorted(runs, key=lambda r: _natural(r.seed)) for name, runs in found.items()}
 
     @property
+    def boundaries(self) -> tuple[int, ...]:
+        """The boundaries, where all runs have the same; else none."""
+        found = {run.boundaries for run in self.runs if run.lines}
+        return found.pop() if len(found) == 1 else ()
+
+    @property
     def missing(self) -> list[str]:
         """The runs of the configuration that have no folder yet, as ``variant/seed``."""
         if self.single:
@@ -127,7 +140,7 @@ def read(folder: Path, *more: Path) -> Runs:
         every = [_one(Path(f)) for f in (folder, *more)]
         names = _distinct([Path(f) for f in (folder, *more)])
         runs = tuple(
-            _renamed(run, label if each.single or len(each.variants) == 1 else f"{label}/{run.variant}")
+            replace(run, variant=label if each.single or len(each.variants) == 1 else f"{label}/{run.variant}")
             for label, each in zip(names, every, strict=True)
             for run in each.runs
         )
@@ -203,11 +216,6 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
                 yield from _below(path, depth - 1)
 
 
-def _renamed(run: Run, variant: str) -> Run:
-    names = ("folder", "seed", "config", "config_text", "summary", "environment", "lines", "timings", "faults")
-    return Run(variant=variant, **{name: getattr(run, name) for name in names})
-
-
 def _distinct(folders: Sequence[Path]) -> list[str]:
     """A short name for each folder: its last part, or its whole path where two have the same last part."""
     short = [folder.resolve().name for folder in folders]
@@ -246,21 +254,9 @@ def _json(path: Path, faults: list[str]) -> Mapping[str, Any]:
 
 
 def _jsonl(path: Path, faults: list[str]) -> Iterator[Line]:
-    try:
-        raw = path.read_bytes()
-    except FileNotFoundError:
-        return
-    lines = raw.split(b"\n")
     broken = 0
-    for place, line in enumerate(lines):
-        if not line.strip():
-            continue
-        try:
-            found = json.loads(line)
-        except ValueError:
-            # The last line of a running or killed run may be half-written: no fault.
-            broken += place < len(lines) - 1
-            continue
+    for found in json_lines(path):
+        broken += found is BROKEN
         if isinstance(found, dict):
             yield found
     if broken:

@@ -137,7 +137,7 @@ NUMBERS: dict[str, Number] = {
     "peak_memory_mb": Number("Peak memory", MEGABYTES, "The most memory that the process held at once."),
     "trainable_parameters": Number("Trainable parameters", COUNT, "How many numbers of one model are trained."),
     "model_bytes": Number("Entry size", BYTES, "Bytes of one entry of the bank as it is sent: one model."),
-    "entries": Number("Entries at the start", COUNT, "How many models the bank held before the first round."),
+    "entries": Number("Entries", COUNT, "How many models the bank held at the end."),
     "loss": Number("Final test loss", PLAIN, "Loss on the test rows after the last round, mean over the targets."),
     "validation_accuracy": Number(
         "Validation accuracy", PERCENT,
@@ -205,17 +205,20 @@ OVER_TARGETS: dict[str, tuple[str, str]] = {
 }
 """The numbers of a summary's ``over_targets``, for each metric: their names and meanings."""
 
-_LOWER = frozenset({"loss", "mae", "rmse", "mse", "validation_loss"})
-
 
 def metric(name: str) -> Number:
     """What a metric's lines measure; a metric of one's own is called by its name (the last part of an import path)."""
     return METRICS.get(name) or Number(name.rpartition(":")[2].replace("_", " "), PLAIN, "")
 
 
-def lower_is_better(name: str) -> bool:
-    """Whether a smaller number of this name is the better one: losses and errors."""
-    return name in _LOWER
+def axis(name: str) -> str:
+    """What an axis with a metric is called."""
+    return f"{metric(name).label.lower()} (%)" if metric(name).unit == PERCENT else metric(name).label
+
+
+def axis_scale(name: str) -> float:
+    """By what a metric's values are multiplied for its `axis`."""
+    return 100.0 if metric(name).unit == PERCENT else 1.0
 
 
 def describe(key: str) -> Number:

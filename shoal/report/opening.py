@@ -74,7 +74,7 @@ def _outcome(comparison: Mapping[str, Any], variant: Mapping[str, Any]) -> str:
     over = f" (mean ± standard deviation over {counted(n, 'seed')})" if n > 1 else ""
     said = f"{'an accuracy' if key == 'acc' else 'a test loss'} of {_level(key, numbers)}{over}"
     more = _further(numbers) if key == "loss" else ""
-    return said + more + (_range(numbers, comparison.get("about", {})) if key == "acc" else "")
+    return said + more + (range_of(numbers, comparison.get("about", {})) if key == "acc" else "")
 
 
 def _several(comparison: Mapping[str, Any]) -> str:
@@ -128,7 +128,8 @@ def _further(numbers: Mapping[str, Any]) -> str:
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def _range(numbers: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+def range_of(numbers: Mapping[str, Any], about: Mapping[str, Any]) -> str:
+    """``", from 84.8 % (task=4) to 93.6 % (task=0)"``, where there are several targets."""
     stem = "accuracy_by_target."
     means = {key.removeprefix(stem): float(n["mean"]) for key, n in numbers.items() if key.startswith(stem)}
     if len(means) < 2:

@@ -52,15 +52,16 @@ SECTIONS: tuple[Callable[[Runs, Mapping[str, Any]], Section], ...] = (
 )
 
 
-def write_report(folder: Path | str) -> Path:
+def write_report(folder: Path | str, runs: Runs | None = None, comparison: Mapping[str, Any] | None = None) -> Path:
     """Writes ``report.html`` into a run's folder, or into a folder of runs, and gives its path.
 
     Beside the report of a single run that has begun lies ``clients.csv``, see `clients.client_table`. Runs that are
-    unfinished are shown as far as they have come. Raises `RunError` if there is no run.
+    unfinished are shown as far as they have come. ``runs`` and ``comparison`` are those of the folder, where somebody
+    has them already. Raises `RunError` if there is no run.
     """
     folder = Path(folder)
-    runs = read(folder)
-    text = page(runs)
+    runs = read(folder) if runs is None else runs
+    text = page(runs, comparison)
     if runs.single and (clients := client_table(runs.runs[0])):
         write_clients(folder / "clients.csv", clients)
     path = folder / "report.html"

@@ -101,13 +101,14 @@ def _listed(runs: Runs) -> str:
 def _who(run: Run, line: Mapping[str, Any]) -> str:
     if isinstance(line.get("client"), int):
         return called(run, line["client"])
-    return f"client {line['client']}" if "client" in line else str(line.get("metric") or "")
+    return f"client {line['client']}" if "client" in line else ""
 
 
 def _reason(line: Mapping[str, Any]) -> str:
-    for name in ("reason", "error"):
-        if name in line:
-            return str(line[name])
+    if line.get("record") == "metric_failed":
+        return f"{line.get('kind')}, on {line.get('targets', 1)} targets: {line.get('reason')}"
+    if "reason" in line:
+        return str(line["reason"])
     if line.get("record") == "unchanged":
         return f"{line.get('updates', 0)} updates accepted, {line.get('needed', 1)} needed"
     return ""

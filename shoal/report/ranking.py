@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..metrics.functions import lower_is_better
 from .load import Runs
-from .numbers import describe, lower_is_better, written
+from .numbers import describe, written
 from .pairs import ALPHA, Values
 from .parts import Section, bullets, folded, note, table
 

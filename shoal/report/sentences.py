@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .numbers import flat, lower_is_better, written
-from .opening import opening
+from ..metrics.functions import lower_is_better
+from .numbers import flat, written
+from .opening import opening, range_of
 from .pairs import ALPHA, paired_tests
 from .ranking import difference, p_text, ranking
 from .words import (
@@ -224,7 +225,7 @@ def _best(variants: Sequence[_Seen], comparison: Mapping[str, Any]) -> list[str]
     name = "final accuracy" if key == "acc" else "final test loss"
     seeds = f" (mean ± standard deviation of {number(best.n)} seeds)" if best.n > 1 else ""
     if not others:
-        spread = _range(best) if key == "acc" else ""
+        spread = range_of(best.numbers, comparison.get("about", {})) if key == "acc" else ""
         return [f"{name.capitalize()}: {_level(best, key)}{seeds}{spread}."]
     by_pair = {frozenset((test["a"], test["b"])): test for test in comparison["tests"]}
     far = [seen for seen in others if _beyond(best, seen, key, by_pair)]
@@ -280,16 +281,6 @@ def _ahead(best: _Seen, other: _Seen, key: str, by_pair: Mapping[frozenset[str],
 
 def _level(seen: _Seen, key: str) -> str:
     return written(key, seen.numbers[key]["mean"], seen.numbers[key]["sd"])
-
-
-def _range(seen: _Seen) -> str:
-    """``", from 84.8 % (task=4) to 93.6 % (task=0)"``, where there are several targets."""
-    stem = "accuracy_by_target."
-    means = {key.removeprefix(stem): float(n["mean"]) for key, n in seen.numbers.items() if key.startswith(stem)}
-    if len(means) < 2:
-        return ""
-    low, high = min(means, key=lambda t: means[t]), max(means, key=lambda t: means[t])
-    return f", from {written('acc', means[low])} ({low}) to {written('acc', means[high])} ({high})"
 
 
 def _levels(variants: Sequence[_Seen], key: str, form: str = "{}") -> str:

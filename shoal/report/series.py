@@ -62,13 +62,6 @@ Names = Mapping[str, Sequence[str]]
 """Label -> the names that its values have in the data, by number."""
 
 
-def names_of(run: Run) -> Names:
-    """The names that a run's stream gives to tasks and clients."""
-    return {
-        label: [str(name) for name in run.stream.get(f"{label}_names") or ()] for label in ("task", "client", "concept")
-    }
-
-
 def title_of(target: Target, names: Names | None = None) -> str:
     """The name of a target for people: a task's or client's own name where the stream gives one."""
     parts = []
@@ -108,7 +101,7 @@ def further_metrics(runs: Sequence[Run]) -> list[str]:
         for name in listed if isinstance(listed, list) else ():
             wanted.setdefault(str(name).rpartition(":")[2])
     wanted |= dict.fromkeys(("validation_accuracy", "validation_loss"))
-    return [name for name in wanted if any(by_target(run, name) for run in runs)]
+    return [name for name in wanted if any(run.metrics.get(name) for run in runs)]
 
 
 def over_seeds(curves: Iterable[Curve]) -> Spread:

@@ -8,10 +8,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from ..metrics.functions import lower_is_better
 from .charts import Chart, Key, colour, dash, figure, group, plain
 from .clients import COUNTS, called, client_table
 from .load import Run, Runs
-from .numbers import OVER_TARGETS, PERCENT, in_unit, lower_is_better, metric, written
+from .numbers import OVER_TARGETS, axis, axis_scale, in_unit, metric, written
 from .parts import Section, folded, note, paragraph, table
 from .series import lead_metric, quantile
 
@@ -80,7 +81,7 @@ def _bars(run: Run, rows: Sequence[Mapping[str, Any]], lead: str) -> str:
     worst = math.ceil(len(known) / 10)
     step = math.ceil(len(known) / BARS)
     drawn = [(i, row) for i, row in enumerate(known) if i % step == 0 or i == len(known) - 1]
-    scale = 100.0 if metric(lead).unit == PERCENT else 1.0
+    scale = axis_scale(lead)
     bars = go.Bar(
         x=[i + 1 for i, _ in drawn],
         y=[round(scale * row[lead], 4) for _, row in drawn],
@@ -89,7 +90,7 @@ def _bars(run: Run, rows: Sequence[Mapping[str, Any]], lead: str) -> str:
         hovertemplate="%{hovertext}: %{y:.4g}<extra></extra>",
         showlegend=False,
     )
-    chart = figure([bars], _axis(lead), x="clients, worst first", from_zero=True, height=260)
+    chart = figure([bars], axis(lead), x="clients, worst first", from_zero=True, height=260)
     chart.update_layout(hovermode="closest", bargap=0.15 if len(drawn) <= 60 else 0)
     legend = [Key("", "the worst tenth", 1, "box"), Key("", "the others", 0, "box")]
     return group([Chart(f"{metric(lead).label} of every client", chart, wide=True)], legend)
@@ -97,7 +98,7 @@ def _bars(run: Run, rows: Sequence[Mapping[str, Any]], lead: str) -> str:
 
 def _sorted(runs: Runs, tables: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], lead: str) -> str:
     """A line per variant: the clients of each seed from worst to best, then the mean over the seeds place by place."""
-    scale = 100.0 if metric(lead).unit == PERCENT else 1.0
+    scale = axis_scale(lead)
     traces, legend = [], []
     for place, (variant, found) in enumerate(tables.items()):
         known = [[row[lead] for row in rows if row.get(lead) is not None] for rows in found]
@@ -116,12 +117,8 @@ def _sorted(runs: Runs, tables: Mapping[str, Sequence[Sequence[Mapping[str, Any]
             )
         )  # fmt: skip
         legend.append(Key(variant, variant, place))
-    chart = figure(traces, _axis(lead), x="% of the clients, worst first", height=280)
+    chart = figure(traces, axis(lead), x="% of the clients, worst first", height=280)
     return group([Chart(f"{metric(lead).label} over the clients, from worst to best", chart, wide=True)], legend)
-
-
-def _axis(lead: str) -> str:
-    return metric(lead).label.lower() + (" (%)" if metric(lead).unit == PERCENT else "")
 
 
 def _left_out(run: Run, rows: Sequence[Mapping[str, Any]], lead: str) -> str:

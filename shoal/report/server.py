@@ -27,8 +27,8 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
                 traces += lines(bare, variant, variant, place, 1, members[0].boundaries, digits=".3g")
                 legend[variant] = Key(variant, variant, place)
         if traces:
-            edges = next(iter(runs.runs)).boundaries
-            drawn = figure(traces, title.partition(" (")[0].lower(), boundaries=edges, logarithmic=True, height=240)
+            label = title.partition(" (")[0].lower()
+            drawn = figure(traces, label, boundaries=runs.boundaries, logarithmic=True, height=240)
             charts.append(Chart(title, drawn))
     if not charts:
         return Section("server", "Server step", "")

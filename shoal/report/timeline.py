@@ -12,7 +12,6 @@ from .charts import SERIES, Chart, Key, colour, figure, group, plain
 from .clients import called, reached
 from .load import Line, Run, Runs
 from .parts import Section, bullets, note, paragraph
-from .series import names_of
 
 CLIENTS = 100
 """How many clients are drawn: those that took part most often."""
@@ -87,9 +86,8 @@ def timelines(run: Run) -> list[Timeline]:
     entries = _entries(run)
     found = [Timeline(run, cells, held_label(run), _names(run, cells), entries)]
     order = sorted({name for some in entries.values() for name in some}, key=lambda name: (len(name), name))
-    trained = {
-        place: (order.index(some[0]) if (some := entries.get(place)) else -1, ok) for place, (_, ok) in cells.items()
-    }
+    number = {name: place for place, name in enumerate(order)}
+    trained = {place: (number[some[0]] if (some := entries.get(place)) else -1, ok) for place, (_, ok) in cells.items()}
     pairs = {(cells[place][0], trained[place][0]) for place, (_, ok) in cells.items() if ok and place in entries}
     # An entry per task is the same picture again, and one entry for everyone is none.
     if len({entry for _, entry in pairs}) > 1 and len(pairs) > len({held for held, _ in pairs}):
@@ -150,7 +148,7 @@ def _entries(run: Run) -> dict[tuple[int, int], list[str]]:
 def _names(run: Run, cells: Cells) -> list[str]:
     label = held_label(run)
     values = _values(run, label)
-    known = names_of(run).get(label, ())
+    known = run.names.get(label, ())
     return [
         known[int(value)]
         if value.isdecimal() and int(value) < len(known)
@@ -227,8 +225,7 @@ def _words(line: Timeline, place: tuple[int, int], detailed: bool) -> str:
     if not detailed or not entries or line.label == "entry":
         return what
     more = f" and {len(entries) - 3} others" if len(entries) > 3 else ""
-    name = names_of(line.run)["client"]
-    whose = f"{plain(called(line.run, place[0]))}: " if name else ""
+    whose = f"{plain(called(line.run, place[0]))}: " if line.run.names["client"] else ""
     return f"{whose}{what}, trained {plain(', '.join(entries[:3]))}{more}"
 
 

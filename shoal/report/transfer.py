@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ..metrics.history import history
 from ..metrics.transfer import HORIZON, Change, changes
 from .charts import Chart, Key, figure, group, lines
 from .load import Run, Runs
 from .numbers import NUMBERS, describe, written
 from .parts import Section, note, paragraph, table
-from .series import by_target, over_seeds
+from .series import number, over_seeds
 
 READINGS = (
     "worst@1", "worst@5", "seen", "seen_per_event", "negative", "negative_per_event", "literal",
@@ -125,23 +126,9 @@ def _charts(runs: Runs) -> str:
 
 def events_of(run: Run) -> list[Change]:
     """The events of a run as far as it has come, by the definition of `shoal.metrics.transfer`."""
-    tasks = int(run.stream.get("tasks") or 0)
-    accuracy: dict[int, dict[int, list[float]]] = {}
-    for target, curve in by_target(run).items():
-        task = dict(target).get("task")
-        if isinstance(task, int):
-            for round, value in curve.items():
-                accuracy.setdefault(task, {}).setdefault(round, []).append(value)
-    trained: dict[int, set[int]] = {}
-    for record in run.records.get("round", []):
-        for name, clients in (record.get("trained_tasks") or {}).items():
-            if clients:
-                trained.setdefault(int(name), set()).add(int(record["round"]))
-    table = {
-        task: {round: math.fsum(values) / len(values) for round, values in cells.items()}
-        for task, cells in accuracy.items()
-    }
-    found = changes(table, run.boundaries, trained, tasks, run.done)
+    sound = [line for line in run.lines if line.get("metric") != "accuracy" or number(line.get("value")) is not None]
+    known = history(sound)
+    found = changes(known.accuracy, known.boundaries, known.trained, known.tasks, known.rounds)
     return [change for change in found if change.event and change.values and change.values[0] is not None]
 
 

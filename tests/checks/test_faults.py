@@ -180,12 +180,12 @@ def test_what_changes_a_received_model_in_place_is_caught(target: str, law: str)
 
 
 def test_no_law_holds_where_every_client_fails() -> None:
-    found = broken(check_target("faults_run:Failing"))
+    found = broken(law.on(subject) for law, subject in laws("faults_run:Failing"))
     assert set(found) == {law.name for law in LAWS["run"]}
     assert all(detail.startswith("the clean run is not") for detail in found.values()), found
 
 
 def test_no_law_holds_where_nothing_changes() -> None:
-    found = broken(check_target("faults_run:Idle"))
+    found = broken(law.on(subject) for law, subject in laws("faults_run:Idle"))
     assert set(found) == {law.name for law in LAWS["run"]}
     assert all(detail.startswith("the clean run changed no model") for detail in found.values()), found

@@ -41,6 +41,13 @@ def test_a_curve_is_joined_between_neighbours_only() -> None:
     assert list(whole.x) == [1, 2, 5]
 
 
+def test_rounds_that_are_thinned_out_are_no_gaps() -> None:
+    every = {round: 0.5 for round in range(1, 1001) if not 700 < round <= 710}
+    (line,) = lines(over_seeds([every]), "a", "a", 0, 1, [400], gaps=True)
+    assert len(line.x) < 520
+    assert [x for x, y in zip(line.x, line.y, strict=True) if y is None] == [701]
+
+
 def test_a_line_over_many_entries_counts_as_many() -> None:
     run = run_of(moved(1, 0.2, entries=3), moved(1, 0.6, entry="a"), moved(2, 0.4, entries=40))
     assert movement._mean(run, "all") == pytest.approx({1: (3 * 0.2 + 0.6) / 4, 2: 0.4})

@@ -271,12 +271,14 @@ def test_problems_are_listed_by_name(tmp_path: Path) -> None:
         {"round": 3, "record": "rejected", "client": 2, "reason": "vector has a NaN"},
         {"round": 5, "record": "straggler", "client": 1, "reason": "too late"},
         {"round": 6, "record": "unchanged", "updates": 0, "needed": 2},
+        {"round": 6, "record": "metric_failed", "kind": "auc", "reason": "ValueError: no", "targets": 3, "client": 4},
         {"round": 7, "record": "round", "participants": [], "rejected": 2, "failed": 1, "stragglers": 0, "skipped": 4},
     ]
     text = page(read(write_run(tmp_path / "run", rounds=8, boundaries=(4,), more=more)))
     cells = [data for tag, data in parsed(text).data if tag in ("td", "th", "span")]
     for wanted in ("client 2", "vector has a NaN", "straggler", "0 updates accepted, 2 needed"):
         assert wanted in cells
+    assert "auc, on 3 targets: ValueError: no" in cells
     at = cells.index("Warnings")
     assert cells[at + 2 : at + 7] == ["2", "1", "0", "4", "0"]
 

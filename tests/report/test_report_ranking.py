@@ -11,9 +11,9 @@ import pytest
 from report_folders import write_run, write_sweep
 from scipy import stats
 
+from shoal.metrics.functions import lower_is_better
 from shoal.report.comparison import compare
 from shoal.report.load import read
-from shoal.report.numbers import lower_is_better
 from shoal.report.page import page
 from shoal.report.pairs import holm, paired_tests
 from shoal.report.ranking import difference, p_text, ranking

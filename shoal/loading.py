@@ -96,6 +96,22 @@ def parse_value(key: str, text: str) -> Any:
         raise ConfigError(f"{key}: {text!r} is not valid YAML: {error}") from None
 
 
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """``base`` with ``over`` laid on top, mappings merged; a mapping with another ``kind`` replaces the old one."""
+    result = dict(base)
+    for name, value in over.items():
+        old = result.get(name)
+        if (
+            isinstance(old, Mapping)
+            and isinstance(value, Mapping)
+            and value.get("kind", old.get("kind")) == old.get("kind")
+        ):
+            result[name] = merged(old, value)
+        else:
+            result[name] = value
+    return result
+
+
 def overridden(raw: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """The configuration with dotted keys set: ``{"method.server.lr": 0.5}``; a word becomes a part."""
     result = copy.deepcopy(dict(raw))
@@ -129,6 +145,17 @@ class Single(NamedTuple):
         return Path(self.variant) / str(self.seed)
 
 
+def _laid_over(raw: Mapping[str, Any], dotted: str, value: Any) -> Any:
+    """What a variant's change makes of a section: a mapping changes the settings that it names, and no others."""
+    old: Any = raw
+    for name in str(dotted).split("."):
+        old = old.get(name) if isinstance(old, Mapping) else None
+    old = {"kind": old} if isinstance(old, str) else old
+    if not isinstance(old, Mapping) or not isinstance(value, Mapping):
+        return value
+    return merged({"": old}, {"": value})[""]
+
+
 def is_many(raw: Mapping[str, Any]) -> bool:
     """Whether a configuration describes several runs (``variants`` or ``seeds``)."""
     return bool(raw.get("variants")) or bool(raw.get("seeds"))
@@ -158,7 +185,9 @@ def expand(raw: Mapping[str, Any]) -> list[Single]:
     runs = []
     for name, changes in variants.items():
         for seed in seeds:
-            own = overridden(plain, changes or {})
+            own = copy.deepcopy(plain)
+            for key, value in (changes or {}).items():
+                own = overridden(own, {key: _laid_over(own, key, value)})
             inside = sorted({"variants", "seeds", "seed"} & set(changes or {}))
             if inside:
                 raise ConfigError(f"variants.{name}: {inside} cannot vary by variant; list seeds beside variants")

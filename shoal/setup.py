@@ -15,6 +15,7 @@ from .engine import chosen
 from .engine.augment import augmentation
 from .engine.base import find_device
 from .errors import ConfigError
+from .loading import merged
 from .losses import check_arguments
 from .losses.trial import try_loss
 from .messages import World
@@ -30,22 +31,6 @@ HOOKS = ("start", "assign", "train", "candidates")
 """What every method must say for itself."""
 METHOD_PARTS = ("mean", "server")
 """Parts that are written inside ``method`` and passed to every method."""
-
-
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with ``over`` laid on top, mappings merged; a mapping with another ``kind`` replaces the old one."""
-    result = dict(base)
-    for name, value in over.items():
-        old = result.get(name)
-        if (
-            isinstance(old, Mapping)
-            and isinstance(value, Mapping)
-            and value.get("kind", old.get("kind")) == old.get("kind")
-        ):
-            result[name] = merged(old, value)
-        else:
-            result[name] = value
-    return result
 
 
 def _unaliased(part: str, settings: Any) -> Any:

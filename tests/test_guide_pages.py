@@ -29,7 +29,7 @@ def configurations(page: str) -> dict[str, dict[str, Any]]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the blocks of each page as one module, under the names that the pages use, and their YAML files."""
     monkeypatch.chdir(tmp_path)
-    for page, module, count in (("new-method.md", "my_parts", 4), ("new-stream.md", "my_streams", 3)):
+    for page, module, count in (("new-method.md", "my_parts", 6), ("new-stream.md", "my_streams", 3)):
         found = blocks(page, "python")
         assert len(found) == count
         # Names of their own beside other tests' modules; the pages' short ones are for readers.
@@ -41,10 +41,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-PARTS = ["my_parts:Prox", "my_parts:Ifca", "my_parts:BySteps", "my_parts:Cosine", "my_streams:Turning"]
+PARTS = ["Prox", "Ifca", "Split", "FedRep", "BySteps", "Cosine"]
+STREAMS = ["Turning", "Owners"]
 
 
-@pytest.mark.parametrize("path", [*PARTS, "my_streams:Owners"])
+@pytest.mark.parametrize("path", [*(f"my_parts:{name}" for name in PARTS), *(f"my_streams:{name}" for name in STREAMS)])
 def test_every_class_keeps_the_laws(here: Path, shoal: Shoal, path: str) -> None:
     said = shoal("check", f"guide_{path}")
     assert said.code == 0, said.out

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from shoal.errors import ConfigError
-from shoal.loading import expand, is_many, load, overridden, parse_overrides, recipes
-from shoal.setup import merged, resolve_config
+from shoal.loading import expand, is_many, load, merged, overridden, parse_overrides, recipes
+from shoal.setup import resolve_config
 
 STREAM = {"kind": "static", "clients": 4}
 
@@ -134,3 +134,28 @@ def test_every_recipe_resolves(name: str) -> None:
     assert raw["description"]
     for single in expand(raw):
         resolve_config(single.raw)
+
+
+def test_a_variant_changes_the_settings_that_it_names_and_no_others() -> None:
+    raw = {
+        "local": {"lr": 0.1, "epochs": 2, "learner": {"kind": "plain"}},
+        "method": {"kind": "fedavg", "per": "task", "server": {"kind": "adam", "lr": 0.3, "tau": 0.1}},
+        "model": "mlp",
+        "variants": {
+            "nested": {"local": {"lr": 0.5}, "method": {"server": {"tau": 0.2}}},
+            "dotted": {"method.server": {"lr": 0.7}, "model": {"hidden": [3]}},
+            "another": {"method": {"kind": "fedsgd"}, "method.mean": "uniform"},
+            "server": {"method": {"server": {"kind": "sgd"}}},
+        },
+    }
+    found = {single.variant: single.raw for single in expand(raw)}
+    assert found["nested"]["local"] == {"lr": 0.5, "epochs": 2, "learner": {"kind": "plain"}}
+    assert found["nested"]["method"] == {
+        "kind": "fedavg",
+        "per": "task",
+        "server": {"kind": "adam", "lr": 0.3, "tau": 0.2},
+    }
+    assert found["dotted"]["method"]["server"] == {"kind": "adam", "lr": 0.7, "tau": 0.1}
+    assert found["dotted"]["model"] == {"kind": "mlp", "hidden": [3]}
+    assert found["another"]["method"] == {"kind": "fedsgd", "mean": "uniform"}
+    assert found["server"]["method"] == {"kind": "fedavg", "per": "task", "server": {"kind": "sgd"}}

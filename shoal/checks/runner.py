@@ -131,11 +131,8 @@ def check_target(
         elif isinstance(subject, Case):
             runs.append(subject.clean())
             say(f"played{shown}: {_played(subject, runs[-1])}")
-    if (
-        runs
-        and getattr(registry.find(part, target), "births", False)
-        and not any(_came_and_went(run)[0] for run in runs)
-    ):
+    unborn = runs and not any(_came_and_went(run)[0] for run in runs)
+    if unborn and getattr(registry.find(part, target), "births", False):
         say(
             "warning: the class has births = True, but no entry was born, so the laws say nothing of births; list "
             "settings with which one is born in a class attribute, examples = [{...}]"
@@ -159,12 +156,12 @@ def _played(case: Case, run: Run) -> str:
     """What a run was, in words: nothing that happens later, or to more clients, was seen by a law."""
     setup = case.setup()
     rounds = len(run.states) - 1
-    names = f"{rounds} rounds{' with the warm-up' if setup.method.warmup else ''}"
+    length = f"{rounds} rounds{' with the warm-up' if setup.method.warmup else ''}"
     born, retired = (
         f"{what} {_few(keys)}" for what, keys in zip(("born", "retired"), _came_and_went(run), strict=True)
     )
     entries = f"entries at the start {_few(list(run.states[0].bank.entries))}, {born}, {retired}"
-    return f"{names}, {setup.world.clients} clients, {len(setup.stream.dataset)} rows; {entries}"
+    return f"{length}, {setup.world.clients} clients, {len(setup.stream.dataset)} rows; {entries}"
 
 
 def _came_and_went(run: Run) -> tuple[list[str], list[str]]:

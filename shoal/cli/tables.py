@@ -12,7 +12,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..choice import written
-from ..report.comparison import findings, rows
+from ..report.comparison import compare_runs, findings, rows
+from ..report.findings import lead
+from ..report.load import read
 from ..report.numbers import written as numbered
 from ..report.words import NOTHING
 from ..results import Result, Sweep
@@ -47,7 +49,7 @@ def plain(value: Any) -> str:
 def show_result(result: Result) -> None:
     """The table and the sentences of a run or of several; leaves with 1 if nothing was trained at all."""
     summary = result.summary
-    said = findings(summary)
+    said = _sentences(result)
     if isinstance(result, Sweep) and result.sweep.get("best"):
         show_choice(result)
         # Sentences that rank all cells by their test rows would invite to choose by those.
@@ -61,6 +63,15 @@ def show_result(result: Result) -> None:
     print_line(f"report: {result.report}")
     if any(sentence.startswith(NOTHING) for sentence in said):
         raise typer.Exit(1)
+
+
+def _sentences(result: Result) -> list[str]:
+    """What is seen in the numbers: of one run as its report says it, with the names of tasks and clients."""
+    if result.runs:
+        return findings(result.summary)
+    runs = read(result.folder)
+    first, more = lead(runs, compare_runs(runs))
+    return [*first, *more]
 
 
 def show_comparison(comparison: dict[str, Any]) -> None:

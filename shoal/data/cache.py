@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import DataError
-from .source import Decoded, digest
+from .source import OPTIONAL, Decoded, digest
 
 FORMAT = "shoal-rows-2"
 log = logging.getLogger(__name__)
@@ -99,9 +99,9 @@ def _checked(folder: Path) -> Decoded:
         meta["train_rows"],
         meta["peak"],
         meta["digests"],
-        arrays.get("values"),
-        tuple(meta["notes"]),
-        meta["reader"],
+        notes=tuple(meta["notes"]),
+        reader=meta["reader"],
+        **{name: arrays.get(name) for name in OPTIONAL},
     )
 
 

@@ -30,6 +30,10 @@ Limit = Annotated[int, pydantic.Field(ge=1)] | None
 """How many rows to keep: the first of a seeded shuffle. ``null`` keeps all."""
 
 
+OPTIONAL = ("values", "held", "flags")
+"""Arrays that not all decoded rows have."""
+
+
 @dataclass(frozen=True)
 class Decoded:
     """Rows as a source has them. ``labels`` are dense int64 codes of ``classes``.
@@ -59,8 +63,8 @@ class Decoded:
     def arrays(self) -> dict[str, Array]:
         """All arrays by a name that can be part of a file's."""
         columns = {f"column-{i}": codes for i, (codes, _) in enumerate(self.columns.values())}
-        values = {} if self.values is None else {"values": self.values}
-        return {"features": self.features, "labels": self.labels, **values, **columns}
+        some = {name: array for name in OPTIONAL if (array := getattr(self, name)) is not None}
+        return {"features": self.features, "labels": self.labels, **some, **columns}
 
 
 def digest(array: Array) -> str:

@@ -1,5 +1,6 @@
 """The cache of decoded rows: found by content, checked, rebuilt, never in the way."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -200,3 +201,20 @@ def test_two_processes_can_make_and_load_the_same_entry(tmp_path):
     assert here.fingerprint == answers[0][0].split()[0]
     # Decoded without a cache it is the same content.
     assert here.fingerprint == shoal.data.load({"kind": "idx", "path": str(files), "cache": None}).fingerprint
+
+
+def test_everything_that_a_source_decodes_is_kept(tmp_path, source):
+    full = dataclasses.replace(
+        rows(),
+        values=np.ones((5, 2), dtype=np.float32),
+        held=np.array([1, 3]),
+        flags=np.array([True, False, True]),
+        train_rows=None,
+        notes=("one image was skipped",),
+        reader={"kind": "image", "size": [2, 2]},
+    )
+    for _ in range(2):
+        found = cached(str(tmp_path / "cache"), [source], {}, lambda: full)
+        for field in dataclasses.fields(Decoded):
+            if field.name not in ("columns", "digests"):
+                assert np.array_equal(getattr(found, field.name), getattr(full, field.name)), field.name

@@ -25,9 +25,10 @@ from shoal.data.dataset import Dataset
 from shoal.data.digits import Digits
 from shoal.engine import Engine, Serial, Workers, one_torch_thread
 from shoal.experiment import Experiment
+from shoal.loading import merged
 from shoal.losses import Loss
 from shoal.messages import Job, Outcome
-from shoal.setup import Setup, assemble, merged, resolve_config
+from shoal.setup import Setup, assemble, resolve_config
 from shoal.streams.base import Holding, Stream, Target
 
 NONE = torch.empty(0, dtype=torch.int64)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import shoal
 from shoal.data.dataset import Dataset
-from shoal.setup import merged
+from shoal.loading import merged
 from shoal.streams.base import Holding, Stream, Target
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from .messages import Assignment, Client, Failure, Job, Outcome, Participant, Up
 from .metrics.base import Line, Seen
 from .participation import Selected
 from .randomness import Moment
+from .records import changed
 from .screening import Screen, diverged
 from .setup import Setup
 from .streams.base import Holding
@@ -221,7 +222,7 @@ class Experiment:
             unknown = [key for key in keys if key not in bank.entries]
             if unknown:
                 raise ValueError(f"assign names {unknown}, but the bank has {list(bank.entries)[:10]}")
-            found[assignment.client] = replace(assignment, entries={key: bank.entries[key] for key in keys})
+            found[assignment.client] = changed(assignment, entries={key: bank.entries[key] for key in keys})
         return [found[client] for client in sorted(found)]
 
     @staticmethod
@@ -250,8 +251,8 @@ class Experiment:
             why = "took no training step (with BatchNorm a batch of a single row is left out)"
             now.note("skipped", "skipped", client=client, reason=why)
             return None
-        parts = {k: replace(p, client=client, times=job.given.times) for k, p in outcome.answer.parts.items()}
-        update = replace(outcome.answer, parts=parts, client=client, times=job.given.times)
+        parts = {k: changed(p, client=client, times=job.given.times) for k, p in outcome.answer.parts.items()}
+        update = changed(outcome.answer, parts=parts, client=client, times=job.given.times)
         reason, doubt = screen(update, job.given)
         if reason is not None:
             now.note("rejected", "rejected", client=client, reason=reason)

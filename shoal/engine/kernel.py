@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..losses import Loss, loss_of
 from ..messages import Client
 from ..metrics.functions import measured
 from ..models.base import Dropout, Model, place_constants, set_mode
+from ..records import changed
 from ..requests import Drift, Fit, FitResult, Gradient, Score, Served
 from .augment import augmentation
 from .batches import Batches, Scratch
@@ -59,6 +61,9 @@ class Workspace:
         self.model.buffers.write(self.module, Buffers(floats, counters))
         if self.module.training != training:  # walking through the layers costs as much as a step of a small model
             set_mode(self.module, training)
+        if not served.constants:
+            yield self.module
+            return
         with place_constants(self.module, served.constants):
             yield self.module
 
@@ -121,7 +126,7 @@ class Kernel:
         since = request.start.vector if request.since is None else request.since
         start = since.to(self.device)
         terms = _placed(request.terms, self.device)
-        request = dataclasses.replace(request, loss_args=_placed(request.loss_args, self.device))
+        request = changed(request, loss_args=_placed(request.loss_args, self.device))
         anchor = None if request.anchor is None else request.anchor.to(self.device)
         squared: list[tuple[Tensor, Tensor]] = []
         losses: list[Tensor] = []
@@ -309,8 +314,8 @@ def _mean_loss(losses: Sequence[Tensor], sizes: Sequence[int]) -> float:
     """The mean over the rows seen, from the mean loss of each batch; read once, at the end of a fit."""
     if not losses:
         return float("nan")
-    weights = torch.tensor(sizes, dtype=torch.float64, device=losses[0].device)
-    return float(torch.dot(torch.stack(list(losses)).double(), weights) / weights.sum())
+    means = torch.stack(list(losses)).tolist()
+    return math.fsum(mean * size for mean, size in zip(means, sizes, strict=True)) / sum(sizes)
 
 
 def _placed(value: Any, device: torch.device) -> Any:

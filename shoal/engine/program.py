@@ -6,7 +6,6 @@ import contextlib
 import time
 import traceback
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,13 @@ import torch
 
 from ..bank import Buffers
 from ..messages import Assignment, Client, Failure, Job, Outcome, Part, Update
+from ..records import changed
 from ..requests import Evaluate, Fit, FitResult, Gradient, Probe, Request, Score
 from .kernel import Kernel, SimulatedCrash
 
 Train = Callable[[Assignment, Client], Any]
 """`Method.train`: a generator function, or a plain function that gives the update."""
-_NOTHING = torch.empty(0)
+_NOTHING, _NO_BUFFERS = torch.empty(0), Buffers()
 
 
 class Stopped(Exception):
@@ -36,7 +36,7 @@ class Running:
     def __init__(self, train: Train, job: Job) -> None:
         self.job = job
         # A copy of its own, so that a job can be run twice: purposes may be used once per program.
-        self.client = replace(job.client, used=set())
+        self.client = changed(job.client, used=set())
         self.request: Request | None = None
         """What the program waits for; ``None`` when it has ended."""
         self._answer: Update | Failure | None = None
@@ -84,7 +84,7 @@ class Running:
     def give(self, result: Any) -> None:
         """The answer to the request; the program goes on to its next one."""
         if isinstance(result, FitResult):
-            self._fits.append(replace(result, vector=_NOTHING, buffers=Buffers(), slots=None))
+            self._fits.append(changed(result, vector=_NOTHING, buffers=_NO_BUFFERS, slots=None))
         if isinstance(self.request, Probe):
             self._probes.append((self.request.label, result[0]))
             result = None

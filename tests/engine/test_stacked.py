@@ -346,3 +346,19 @@ def test_a_crash_that_was_asked_for_is_a_failure() -> None:
     failed = [isinstance(outcome.answer, Failure) for outcome in outcomes]
     assert failed == [c.id == 1 for c in clients()]
     assert len(outcomes[0].fits) == 1
+
+
+@pytest.mark.parametrize("kind", ["mse", "mae", "huber"])
+def test_a_regression_is_stacked(kind: str) -> None:
+    of, data = model(), table()
+    rng = np.random.default_rng(4)
+    values = torch.from_numpy(rng.normal(size=(len(data), CLASSES))).float()
+    data = dataclasses.replace(data, values=values)
+    start = vectors(of.space.size)[0]
+
+    def ask(client: Client) -> Fit:
+        return Fit(Served("main", start), client.train, SGD, epochs=2, batch=8, loss=kind)
+
+    for a, b in zip(answers(Serial, of, data, ask), answers(Stacked, of, data, ask), strict=True):
+        close(a, b, 1e-5)
+        assert not torch.equal(b.vector, start)

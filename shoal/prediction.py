@@ -209,7 +209,7 @@ class Predictor:
     # ---- what it says -----------------------------------------------------------------------------------------
 
     def outputs(self, keys: tuple[Key, ...], features: np.ndarray) -> Tensor:
-        """The outputs for these rows, float32 ``[rows, outputs]``; a regression's in the units of its source."""
+        """The outputs for these rows, float32 ``[rows, outputs]``; a regression's are float64, in its source's units."""
         served = self.method.compose(self.bank, keys)
         work = Workspace(self.models[served.model], torch.device("cpu"))
         self._place(work, served.model)
@@ -236,8 +236,8 @@ class Predictor:
     def _dataset(self, features: np.ndarray) -> Dataset:
         about = self.serving
 
-        def vector(name: str) -> Tensor | None:
-            return None if about[name] is None else torch.tensor(about[name], dtype=torch.float32)
+        def vector(name: str, kind: torch.dtype = torch.float32) -> Tensor | None:
+            return None if about[name] is None else torch.tensor(about[name], dtype=kind)
 
         scale, offset = vector("scale"), vector("offset")
         assert scale is not None
@@ -252,8 +252,8 @@ class Predictor:
             scale=scale,
             offset=offset,
             peak=about["peak"],
-            value_scale=vector("value_scale"),
-            value_offset=vector("value_offset"),
+            value_scale=vector("value_scale", torch.float64),
+            value_offset=vector("value_offset", torch.float64),
         )
 
 
@@ -293,7 +293,7 @@ def _frame(rows: Rows, outputs: Tensor, classes: Sequence[str], serving: Mapping
         width = outputs.shape[1] if n else serving["outputs"]
         for place in range(width):
             name = "prediction" if width == 1 else f"prediction:{place}"
-            columns[name] = outputs[:, place].numpy() if n else np.zeros(0, np.float32)
+            columns[name] = outputs[:, place].numpy() if n else np.zeros(0)
         return pd.DataFrame(columns)
     if n and outputs.shape[1] != len(classes):
         raise RunError(f"the model has {outputs.shape[1]} outputs, but its target has {len(classes)} classes")

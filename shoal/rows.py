@@ -14,12 +14,13 @@ from torch import Tensor
 
 from .data.arrays import as_table
 from .data.dataset import Dataset
+from .data.normalisation import shifted
 from .errors import DataError
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows as a data set keeps them, before they are normalised; ``names`` are files, or ``None``: rows are counted.
+    """Rows as the run's data set keeps them, before they are normalised; ``names`` are files, or ``None``: rows are counted.
 
     ``notes`` say what was missing in a table and which categories are new.
     """
@@ -39,7 +40,8 @@ def read_rows(given: Any, serving: Mapping[str, Any], column: str | None = None)
     reader = serving["reader"]
     kind = reader.get("kind")
     if isinstance(given, Dataset):
-        return Rows(_checked(given.features.cpu().numpy(), serving, given.name))
+        raw = given.features if given.shift is None else given.features.double() + given.shift
+        return Rows(_checked(raw.cpu().numpy(), serving, given.name))
     if isinstance(given, str | Path):
         path = Path(given).expanduser()
         if not path.exists():
@@ -115,7 +117,8 @@ def _checked(given: np.ndarray, serving: Mapping[str, Any], where: str) -> np.nd
         return np.array(found, dtype=np.uint8, order="C")
     if given.ndim != 2 or given.shape[1] != serving["shape"][0]:
         raise DataError(f"{where}: {said}; got the shape {given.shape}")
-    return as_table(given, where)
+    shift = serving.get("shift")
+    return shifted(as_table(given, where), None if shift is None else np.asarray(shift))
 
 
 # ---- tables -----------------------------------------------------------------------------------------------------

@@ -16,10 +16,10 @@ VERSION = 1
 def serving(setup: Setup) -> dict[str, Any]:
     """How raw rows become inputs, and outputs answers; JSON.
 
-    ``reader``, ``shape``, ``peak``, ``scale`` and ``offset`` are those of the data set, ``value_scale`` and
+    ``reader``, ``shape``, ``peak``, ``scale``, ``offset`` and ``shift`` are those of the data set, ``value_scale`` and
     ``value_offset`` the way from outputs to a regression's units (``None`` for classes). ``classes`` are the original
     ones, ``classes_by_target`` those of targets that have others (heads of their own). ``outputs``, ``task_outputs``,
-    ``clients``, ``rounds`` and ``tasks`` rebuild the models. Numbers are exact: float32 as JSON's doubles.
+    ``clients``, ``rounds`` and ``tasks`` rebuild the models. Numbers are exact: JSON's are doubles.
     """
     stream, data = setup.stream, setup.stream.dataset
     targets = [dict(target.labels) for target in stream.targets(max(1, setup.config.rounds))]
@@ -33,6 +33,7 @@ def serving(setup: Setup) -> dict[str, Any]:
         "peak": data.peak,
         "scale": _listed(data.scale),
         "offset": _listed(data.offset),
+        "shift": _listed(data.shift),
         "learns": "values" if data.is_regression else "classes",
         "value_scale": _listed(data.value_scale),
         "value_offset": _listed(data.value_offset),

@@ -19,6 +19,7 @@ from . import (  # noqa: F401  (imported for the laws that they hold)
     laws_memory,
     laws_purity,
     laws_server,
+    laws_stacked,
     laws_stream,
 )
 from .case import Case, Run

@@ -32,7 +32,7 @@ def from_arrays(
     """A data set from numpy arrays or torch tensors; the values are copied.
 
     ``x`` is images, uint8 ``[n, height, width]`` or ``[n, height, width, channels]``, or a table of numbers
-    ``[n, features]`` (kept as float32). ``y`` is one label per row, any integers or strings. Without ``x_test`` and
+    ``[n, features]`` (kept as float32, normalised in float64). ``y`` is one label per row, any integers or strings. Without ``x_test`` and
     ``y_test``, ``test`` rows (a share below 1, or a number) are held out, stratified by label and ``columns`` and
     drawn with ``seed``. ``columns`` are groupings of the rows, such as a domain, with one integer or string for each
     row of ``x`` and then of ``x_test``. ``normalize`` is that of the other sources (for a table per feature);
@@ -82,7 +82,7 @@ def from_arrays(
 def _array(values: Any, what: str) -> Array:
     if isinstance(values, Tensor):
         values = values.detach().cpu()
-        return np.asarray((values.float() if values.is_floating_point() else values).numpy())
+        return np.asarray((values.double() if values.is_floating_point() else values).numpy())
     try:
         return np.asarray(values)
     except ValueError as error:
@@ -94,7 +94,7 @@ def _labels(values: Any, what: str, rows: int) -> list[Any]:
 
 
 def _values(values: Any, what: str, rows: int) -> Array:
-    """What a regression learns, float32 ``[n, outputs]``."""
+    """What a regression learns, float64 ``[n, outputs]``."""
     given = _array(values, what)
     if given.dtype.kind not in "buif":
         raise DataError(f"{what}: learn='values' needs numbers; got {given.dtype}")
@@ -104,15 +104,19 @@ def _values(values: Any, what: str, rows: int) -> Array:
         raise DataError(f"{what}: learn='values' needs the shape [n] or [n, outputs]; got {given.shape}")
     if len(given) != rows:
         raise DataError(f"{what}: {len(given)} values for {rows} rows; there must be one for each row")
-    with np.errstate(over="ignore"):
-        found = given.astype(np.float32)
-    wrong = ~np.isfinite(found).all(axis=1)
+    wrong = _endless(given).any(axis=1)
     if wrong.any():
         raise DataError(
             f"{what}: {int(wrong.sum())} rows have a value that is NaN or infinite (as float32), the first is row "
             f"{int(wrong.argmax())}; fill them in or leave those rows out"
         )
-    return found
+    return given.astype(np.float64)
+
+
+def _endless(given: Array) -> Array:
+    """Which numbers are NaN or infinite once they are float32."""
+    with np.errstate(over="ignore"):
+        return ~np.isfinite(given.astype(np.float32))
 
 
 def _listed(values: Any, what: str, rows: int, hint: str = "") -> list[Any]:
@@ -131,17 +135,15 @@ def _listed(values: Any, what: str, rows: int, hint: str = "") -> list[Any]:
 
 
 def as_table(given: Array, what: str) -> Array:
-    """Numbers ``[n, features]`` as float32; raises `DataError` for a NaN or an infinity, naming the first."""
-    with np.errstate(over="ignore"):
-        table = given.astype(np.float32)
-    wrong = ~np.isfinite(table)
+    """Numbers ``[n, features]`` as float64, a copy; raises `DataError` for a NaN or an infinity, naming the first."""
+    wrong = _endless(given)
     if wrong.any():
         row, feature = (int(i) for i in np.argwhere(wrong)[0])
         raise DataError(
             f"{what}: {int(wrong.sum())} values are NaN or infinite (as float32), the first in row {row}, feature "
             f"{feature}; fill them in or leave those rows out"
         )
-    return table
+    return given.astype(np.float64)
 
 
 def _features(values: Any, what: str) -> tuple[Array, float]:

@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import DataError
 from .source import OPTIONAL, Decoded, digest
 
-FORMAT = "shoal-rows-2"
+FORMAT = "shoal-rows-3"
 log = logging.getLogger(__name__)
 
 

@@ -38,12 +38,13 @@ class Dataset:
     """Rows with labels, decoded once and never copied.
 
     ``features`` is uint8 ``[rows, height, width, channels]`` for images or float32 ``[rows, features]`` for
-    tables; a batch is ``features * scale + offset`` per channel (or feature). ``labels`` are dense internal
-    labels ``0..len(classes)-1``; ``classes`` are the original ones. ``targets`` is what the models learn: the
-    labels, unless a stream gives every task a head of its own.
+    tables; a batch is ``features * scale + offset`` per channel (or feature). A table's features are less ``shift``
+    (float64 ``[features]``, ``None``: nothing was subtracted), so that float32 is enough for numbers that are far from
+    0, such as seconds since 1970. ``labels`` are dense internal labels ``0..len(classes)-1``; ``classes`` are the
+    original ones. ``targets`` is what the models learn: the labels, unless a stream gives every task a head of its own.
 
     Of a regression ``values`` is what the models learn, float32 ``[rows, outputs]``, standardised: in the units of
-    the source it is ``values * value_scale + value_offset``. Its rows are all of one class, ``("all",)``.
+    the source it is ``values * value_scale + value_offset`` (float64, see `in_units`). Its rows are all of one class, ``("all",)``.
 
     A row index ``r`` means base row ``r % len(labels)`` under transform ``r // len(labels)``, so a task of
     rotated images costs no memory. Base rows in ``train`` and ``test`` never overlap.
@@ -67,6 +68,7 @@ class Dataset:
     values: Tensor | None = None
     value_scale: Tensor | None = None
     value_offset: Tensor | None = None
+    shift: Tensor | None = None
     notes: tuple[str, ...] = ()
     """What the source did that a user should know: rows that were skipped, values that were filled in."""
     reader: Mapping[str, Any] = field(default_factory=dict)
@@ -122,7 +124,7 @@ class Dataset:
 
     def to(self, device: torch.device) -> Dataset:
         """The data set on a device."""
-        names = ("features", "labels", "scale", "offset", "targets", "values", "value_scale", "value_offset")
+        names = ("features", "labels", "scale", "offset", "shift", "targets", "values", "value_scale", "value_offset")
         moved: dict[str, Any] = {name: t.to(device) for name in names if (t := getattr(self, name)) is not None}
         return replace(self, **moved)
 
@@ -181,10 +183,13 @@ class Dataset:
         return source.index_select(0, self._base(rows).to(source.device))
 
     def in_units(self, values: Tensor) -> Tensor:
-        """Outputs or targets in the units of the source; those of a classification are left as they are."""
+        """Outputs or targets in the units of the source, float64; those of a classification are left as they are.
+
+        In float32 a large offset would swallow the values: of 1e9 + 2.4 v nothing is left.
+        """
         if self.value_scale is None or self.value_offset is None:
             return values
-        return values * self.value_scale.to(values.device) + self.value_offset.to(values.device)
+        return values.double() * self.value_scale.to(values.device) + self.value_offset.to(values.device)
 
     def labels_of(self, rows: Tensor) -> Tensor:
         """The internal labels of these rows, whatever the heads are."""

@@ -98,7 +98,7 @@ class Encoding:
         return np.array(kinds, dtype=bool)
 
     def apply(self, frame: pd.DataFrame, tally: Counter[tuple[str, str]] | None = None) -> Array:
-        """The features of the rows of a frame, float32 ``[n, features]``.
+        """The features of the rows of a frame, float64 ``[n, features]``.
 
         A column that the frame lacks is one whose values are all missing. ``tally`` counts, by (what, column), the
         values that were ``filled``, those that became ``other``, and columns that were ``lacking``. Raises `DataError`
@@ -108,7 +108,7 @@ class Encoding:
         if not frame.columns.is_unique:
             raise DataError("the rows have more than one column of the same name; rename them")
         tally = Counter() if tally is None else tally
-        out = np.zeros((len(frame), len(self.features)), dtype=np.float32)
+        out = np.zeros((len(frame), len(self.features)))
         begin = 0
         for column in self.columns:
             end = begin + len(column.features)

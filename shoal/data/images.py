@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -89,7 +89,14 @@ class Rule:
         """`Dataset.reader` of images ``[n, height, width, channels]`` made by this rule."""
         _, height, width, channels = pixels.shape
         fit = None if self.size is None else self.fit
-        return {"kind": "image", "size": [height, width], "channels": channels, "fit": fit}
+        return {
+            "kind": "image",
+            "size": [height, width],
+            "channels": channels,
+            "convert": self.channels is not None,
+            "fit": fit,
+            "unreadable": self.unreadable,
+        }
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,10 @@ class _Colour(Exception):
 
 class _Unreadable(Exception):
     """No image that can be read."""
+
+
+class BrokenImage(DataError):
+    """A further image that cannot be read at all; what becomes of it is for the reader's ``unreadable`` to say."""
 
 
 def decode_images(items: Callable[[], Iterable[tuple[str, Data]]], rows: int, rule: Rule, what: str) -> Images:
@@ -153,28 +164,35 @@ def _decode(items: Iterable[tuple[str, Data]], rows: int, rule: Rule, what: str,
         raise DataError(f"none of {len(skipped)} images can be read; the first: {fault}")
     if out is None:
         raise DataError(f"{what}: there is no row")
-    notes = (_skipped(skipped, rows),) if skipped else ()
+    notes = (left_out(skipped, rows),) if skipped else ()
     return Images(out[: len(kept)], np.array(kept, dtype=np.int64), notes)
 
 
-def _skipped(names: list[str], rows: int) -> str:
+def left_out(names: Sequence[str], rows: int) -> str:
+    """A note of the images that cannot be read, ``names`` among ``rows``."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return f"{len(names)} of {rows} images cannot be read and are left out: {', '.join(names[:NAMED])}{more}"
 
 
-def read_image(data: bytes | Path | str, reader: Mapping[str, Any], where: str) -> Array:
+def read_image(data: Data | str, reader: Mapping[str, Any], where: str) -> Array:
     """One further image as the rows of a data set with this ``reader`` were read: uint8 ``[height, width, channels]``.
 
-    The image is resized or padded only if the data set's were; otherwise it must have their size. Colours become grey
-    where the data set is grey, and grey is repeated where it is not. ``where`` names the image in errors. Raises
-    `DataError`.
+    The image is resized or padded only if the data set's were; otherwise it must have their size. Grey is repeated
+    where the data set has colours. Colours become grey where the data set is grey because the rule made it so
+    (``convert``); where all its images were grey by themselves, a coloured one is refused. ``where`` names the image
+    in errors. Raises `DataError`, and `BrokenImage` for what is no image that can be read.
     """
     height, width = (int(side) for side in reader["size"])
     fit = reader["fit"]
     try:
         plain = _plain(Path(data) if isinstance(data, str) else data, where)
     except _Unreadable as error:
-        raise DataError(f"{where}: {error}") from None
+        raise BrokenImage(f"{where}: {error}") from None
+    if reader["channels"] == 1 and plain.mode != "L" and not reader.get("convert"):
+        raise DataError(
+            f"{where}: an image with colours, but all images of the data set are grey and were read without "
+            f"data.channels; make the image grey first, or train with data.channels: 1"
+        )
     plain = _in_mode(plain, "L" if reader["channels"] == 1 else "RGB")
     if fit is not None:
         return _pixels(_formed(plain, Rule(size=(height, width), fit=fit), where))

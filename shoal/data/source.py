@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,6 +15,8 @@ import torch
 from ..errors import ConfigError, DataError, nearest
 from ..randomness import generator
 from .dataset import Column, Dataset
+from .duplicates import repeated
+from .normalisation import moments, stored
 from .splits import hold_out
 
 Array = np.ndarray
@@ -38,7 +40,7 @@ OPTIONAL = ("values", "held", "flags")
 class Decoded:
     """Rows as a source has them. ``labels`` are dense int64 codes of ``classes``.
 
-    ``features`` is uint8 ``[n, height, width, channels]`` or float32 ``[n, features]``. Rows from ``train_rows`` on
+    ``features`` is uint8 ``[n, height, width, channels]`` or float64 ``[n, features]``. Rows from ``train_rows`` on
     are the source's own test rows; ``None``: it has no split. ``columns`` are codes and names by column.
     """
 
@@ -51,7 +53,7 @@ class Decoded:
     digests: Mapping[str, str] = field(default_factory=dict)
     """The hashes of the arrays, where somebody has them already."""
     values: Array | None = None
-    """What a regression learns, float32 ``[n, outputs]`` in the source's units; labels are then all 0."""
+    """What a regression learns, float64 ``[n, outputs]`` in the source's units; labels are then all 0."""
     notes: tuple[str, ...] = ()
     reader: Mapping[str, Any] = field(default_factory=dict)
     """`Dataset.reader`; JSON."""
@@ -135,24 +137,24 @@ def assemble(
         train, held = np.arange(rows.train_rows), np.arange(rows.train_rows, n)
     train = _cut(train, limit, split_seed, "limit")
     held = _cut(held, limit_test, split_seed, "limit_test")
-    scale, offset = normalisation(rows.features, train, normalize, rows.peak)
-    if rows.flags is not None:
-        scale[rows.flags], offset[rows.flags] = 1.0, 0.0
+    kept = stored(rows.features, train, normalize, rows.peak, rows.flags)
     values = _standardised(rows.values, train)
+    notes = (*rows.notes, *repeated(rows.features, rows.labels, rows.values, train, held))
     return Dataset(
         name=name,
-        features=torch.from_numpy(rows.features),
+        features=torch.from_numpy(kept.features),
         labels=torch.from_numpy(rows.labels),
         classes=rows.classes,
         train=torch.from_numpy(train),
         test=torch.from_numpy(held),
-        scale=torch.from_numpy(scale),
-        offset=torch.from_numpy(offset),
+        scale=torch.from_numpy(kept.scale),
+        offset=torch.from_numpy(kept.offset),
+        shift=None if kept.shift is None else torch.from_numpy(kept.shift),
         columns={c: Column(torch.from_numpy(codes), names) for c, (codes, names) in rows.columns.items()},
         peak=rows.peak,
-        fingerprint=_fingerprint(rows, train, held, scale, offset),
+        fingerprint=_fingerprint(rows, train, held, kept.scale, kept.offset),
         **values,
-        notes=rows.notes,
+        notes=notes,
         reader=rows.reader,
     )
 
@@ -161,10 +163,10 @@ def _standardised(values: Array | None, train: Array) -> dict[str, Any]:
     """What a regression learns, with mean 0 and deviation 1 over the training rows, and the way back."""
     if values is None:
         return {}
-    mean, spread = _moments(values, train)
+    mean, spread = moments(values, train)
     scale = np.where(spread == 0, 1.0, spread)
-    found = {"values": (values - mean) / scale, "value_scale": scale, "value_offset": mean}
-    return {name: torch.from_numpy(array.astype(np.float32)) for name, array in found.items()}
+    found = {"values": ((values - mean) / scale).astype(np.float32), "value_scale": scale, "value_offset": mean}
+    return {name: torch.from_numpy(array) for name, array in found.items()}
 
 
 def _cut(rows: Array, limit: int | None, seed: int, purpose: str) -> Array:
@@ -178,54 +180,6 @@ def _fingerprint(rows: Decoded, *arrays: Array) -> str:
     parts += [rows.digests.get(key) or digest(array) for key, array in rows.arrays().items()]
     parts += [(column, names) for column, (_, names) in rows.columns.items()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
-
-
-def _blocks(features: Array, rows: Array, values: int = 2**22) -> Iterable[Array]:
-    """The rows in blocks of a bounded number of values, images as ``[pixels, channels]``."""
-    step = max(1, values // max(1, int(np.prod(features.shape[1:]))))
-    for begin in range(0, len(rows), step):
-        yield features[rows[begin : begin + step]].reshape(-1, features.shape[-1])
-
-
-def normalisation(features: Array, train: Array, how: str, peak: float = 255.0) -> tuple[Array, Array]:
-    """``scale`` and ``offset`` (float32, per channel or feature) of a normalisation, from the training rows alone.
-
-    The peak of a table's feature is its largest absolute value. A constant feature is only shifted. ``none`` leaves
-    the values as they are.
-    """
-    width = features.shape[-1]
-    scale, offset = np.ones(width), np.zeros(width)
-    if how in ("unit", "half"):
-        peaks = np.full(width, peak)
-        if features.ndim == 2:
-            peaks = np.zeros(width)
-            for block in _blocks(features, train):
-                peaks = np.maximum(peaks, np.abs(block).max(axis=0))
-        scale = 1 / np.where(peaks > 0, peaks, 1.0)
-        if how == "half":
-            scale, offset = 2 * scale, offset - 1
-    elif how == "channel":
-        mean, spread = _moments(features, train)
-        scale = 1 / np.where(spread == 0, 1.0, spread)
-        offset = -mean * scale
-    return scale.astype(np.float32), offset.astype(np.float32)
-
-
-def _moments(features: Array, rows: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation (of the population) per channel; exact sums for bytes."""
-    width = features.shape[-1]
-    if features.dtype == np.uint8:
-        counts = np.zeros((width, 256), dtype=np.int64)
-        for block in _blocks(features, rows):
-            for channel in range(width):
-                counts[channel] += np.bincount(block[:, channel], minlength=256)
-        values = np.arange(256.0)
-        total = counts.sum(axis=1)
-        mean = counts @ values / total
-        return mean, np.sqrt((counts * (values - mean[:, None]) ** 2).sum(axis=1) / total)
-    mean = sum(block.sum(axis=0, dtype=np.float64) for block in _blocks(features, rows)) / len(rows)
-    squares = sum(((block - mean) ** 2).sum(axis=0) for block in _blocks(features, rows))
-    return np.asarray(mean), np.sqrt(squares / len(rows))
 
 
 def class_codes(

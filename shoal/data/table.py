@@ -17,6 +17,7 @@ from .dataset import Dataset
 from .encoding import Encoding, Fill, Rules, checked_numbers, fit
 from .frames import SUFFIXES, Array, find_tables, first_row, numbers, read_table, texts
 from .heldout import by_client, canonical, latest, moments
+from .normalisation import constant
 from .roles import UNNAMED, Roles, gaps_of, listed
 from .source import Amount, Decoded, Limit, Normalize, Source, assemble, class_codes, located
 from .splits import hold_out
@@ -268,7 +269,7 @@ class Table(Source):
                 values = checked_numbers(column, self.roles.label, self.rules)
             except DataError as error:
                 raise DataError(f"data.learn: values needs numbers: {error}") from None
-            return np.zeros(len(frame), dtype=np.int64), ("all",), values.astype(np.float32)[:, None]
+            return np.zeros(len(frame), dtype=np.int64), ("all",), values[:, None]
         parsed, wrong = numbers(column, self.rules.decimal, self.rules.gaps)
         broken = parsed != np.rint(parsed)
         if not wrong.any() and broken.any():
@@ -322,13 +323,12 @@ class Table(Source):
 
     def _remarks(self, rows: _Rows, encoding: Encoding, table: Array) -> list[str]:
         notes = []
-        training = table[~rows.test]
-        same = {
-            name for name, dull in zip(encoding.features, (training == training[:1]).all(axis=0), strict=True) if dull
-        }
-        constant = [c.name for c in encoding.columns if all(f in same for f in c.features) and len(training) > 1]
-        if constant:
-            notes.append(f"columns with the same value in every training row: {listed(constant)}")
+        training = np.flatnonzero(~rows.test)
+        dull = constant(table, training)
+        same = {name for name, alike in zip(encoding.features, dull, strict=True) if alike}
+        alike = [c.name for c in encoding.columns if all(f in same for f in c.features) and len(training) > 1]
+        if alike:
+            notes.append(f"columns with the same value in every training row: {listed(alike)}")
         if rows.values is None:
             only = set(rows.labels[rows.test].tolist()) - set(rows.labels[~rows.test].tolist())
             if only:

@@ -84,7 +84,7 @@ class Union(Source):
             {column: (codes[rows], names) for column, (codes, names) in columns.items()},
             sum(len(data.train) for data in loaded),
             notes=(*(f"{name}: {note}" for name, data in parts.items() for note in data.notes), *notes),
-            reader={**self.rule.reader(features), "fit": self._fit(loaded)},
+            reader={**self.rule.reader(features), "fit": self._fit(loaded), **self._common(loaded)},
         )
         return assemble(
             decoded,
@@ -131,6 +131,14 @@ class Union(Source):
             return self.rule.fit
         fits = {data.reader.get("fit") for data in loaded}
         return fits.pop() if len(fits) == 1 else None
+
+    def _common(self, loaded: Sequence[Dataset]) -> dict[str, Any]:
+        """What else is done with further images: what the sources do where they all do it."""
+        rules = {data.reader["unreadable"] for data in loaded if "unreadable" in data.reader}
+        return {
+            "convert": self.rule.channels is not None or all(data.reader.get("convert") for data in loaded),
+            "unreadable": "skip" if rules == {"skip"} else "error",
+        }
 
 
 def numbered(names: Sequence[str]) -> list[str]:

@@ -21,12 +21,11 @@ from .program import Running, Train, step
 from .serial import Serial
 from .stack import FitStack, Member, Orders, fit_key
 
-STACK_BYTES = 2**20
-"""About how many bytes of parameters a stack has; more fall out of the cache, fewer waste calls."""
-
-
 class Stacked(Serial):
     """Stacks of dense models; measuring and everything else is the serial engine's."""
+
+    stack_bytes: int = 2**20
+    """About how many bytes of parameters a stack has; more fall out of the cache, fewer waste calls."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -62,7 +61,7 @@ class Stacked(Serial):
     def together(self, programs: Sequence[Running], known: Orders) -> None:
         """Answers these programs, whose requests have one key; ``known`` are the orders of rows drawn so far."""
         dense = self.dense[_model_of(programs[0].request)]
-        most = max(1, STACK_BYTES // (4 * dense.space.size))
+        most = max(1, self.stack_bytes // (4 * dense.space.size))
         for begin in range(0, len(programs), most):
             chosen = programs[begin : begin + most]
             try:

@@ -64,7 +64,8 @@ class RowLoss(Loss):
     def score(self, outputs: Tensor, y: Tensor, **args: Any) -> tuple[Tensor, Tensor]:
         """The loss of each row, with the arguments of training; right is the largest output, NaN of real values."""
         outputs = _single(outputs)
-        return self.rows(outputs, y, **args), right(outputs, y)
+        # Copies: what works in place would change what is measured after it.
+        return self.rows(outputs.clone(), y.clone(), **args), right(outputs, y)
 
     def signature(self) -> inspect.Signature:
         """That of `rows`."""

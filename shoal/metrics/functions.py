@@ -1,8 +1,9 @@
 """Metrics: numbers made from a model's outputs on all rows of a target at once.
 
 A metric is a function ``(outputs, targets) -> number``, named in ``evaluate.metrics`` by its kind or by import path
-(``my_module:my_metric``). ``outputs`` is float32 ``[rows, outputs]`` (logits, or values in the units of the source),
-``targets`` is int64 ``[rows]`` or float32 ``[rows, outputs]``; there is at least one row. ``None`` says that the number
+(``my_module:my_metric``). Of classes ``outputs`` is float32 ``[rows, outputs]`` (logits) and ``targets`` int64
+``[rows]``; of a regression both are float64 ``[rows, outputs]``, in the units of the source: in float32 values such as
+1e9 + 2.4 would lose what tells them apart. There is at least one row. ``None`` says that the number
 does not exist for these rows, such as an AUC where all are of one class. A metric runs in a worker's thread: it must
 not depend on what else runs, and it must not use a global random generator.
 
@@ -118,7 +119,8 @@ def measured(metrics: Sequence[str], seen: Sequence[tuple[Tensor, Tensor]]) -> d
     outputs, targets = (torch.cat(list(parts)) for parts in zip(*seen, strict=True))
     if bool(outputs.isnan().any()):
         return dict.fromkeys(metrics, Failed(NAN))
-    return {kind: _value(metric_of(kind), outputs, targets) for kind in metrics}
+    # Each gets tensors of its own: one that works in place would change what the next one sees.
+    return {kind: _value(metric_of(kind), outputs.clone(), targets.clone()) for kind in metrics}
 
 
 def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> Any:

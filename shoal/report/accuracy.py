@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .charts import Chart, Choice, Key, figure, group, lines, span
+from .lead import lead_metric
 from .load import Runs
 from .numbers import PERCENT, axis, axis_scale, in_unit, metric
 from .parts import Section, note, paragraph, table
@@ -16,7 +17,6 @@ from .series import (
     Target,
     by_target,
     further_metrics,
-    lead_metric,
     mean_curve,
     over_seeds,
     quantile,

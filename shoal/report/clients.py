@@ -11,8 +11,9 @@ from typing import Any
 
 from ..files import write_atomically
 from ..metrics.functions import lower_is_better
+from .lead import lead_metric
 from .load import Line, Run
-from .series import further_metrics, lead_metric, number
+from .series import further_metrics, number
 
 COUNTS = {"rejected": "rejected", "failed": "failed", "straggler": "stragglers", "skipped": "skipped"}
 """Records that name a client, and the columns that count the rounds in which they came."""

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..loading import leaves
+from .groups import groups_of
 from .load import Run, Runs, read
 from .numbers import describe, flat, metric, written
-from .pairs import paired_tests
-from .ranking import ranking
 from .sentences import SKIPPED, findings, run_findings
+from .twins import twins
+from .unlike import unlike
 
 __all__ = ["COLUMNS", "SHORT", "compare", "compare_runs", "findings", "rows", "run_findings"]
 
@@ -38,8 +38,6 @@ SHORT = ("acc", "bwt_f.seen", "bwt_f.worst@1", "bwt_f.worst@5", "client_drift")
 """Those that fit a terminal of 80 columns."""
 _ABOUT_TARGETS = frozenset({"over_targets.accuracy.worst_decile", "over_targets.accuracy.sd"})
 """Columns that say something only where clients are targets."""
-MOST = 12
-"""How many differences between runs are named."""
 _HEADINGS = {
     "acc": "accuracy %",
     "acc_last5": "last 5 %",
@@ -67,7 +65,10 @@ def compare(folder: Path, *more: Path) -> dict[str, Any]:
     standard deviation ``sd`` (``None`` for one seed), ``n``, and ``values`` by seed. Only finished runs count
     (a run on its own counts as far as it has come). ``missing`` names runs of the configuration that have no
     folder yet. ``lead`` is the number that the runs are compared by: ``acc``, or ``loss`` where real values are
-    learned. ``tests`` are the paired tests of `pairs.paired_tests` on it, ``ranking`` is that of `ranking.ranking`,
+    learned. ``tests`` are the paired tests of `pairs.paired_tests` on it, ``ranking`` is that of `ranking.ranking`.
+    Where the final numbers are not of one quantity (`groups.differences`) these are ``None`` and empty;
+    ``incomparable`` says in what the runs differ, and ``groups`` has the three for each group of comparable
+    ``variants``. ``same`` names runs that are the same twice (`twins.twins`),
     ``warnings`` say what is unlike in the runs beside what was to be compared, ``about`` says what was run, and
     ``findings`` are the sentences of `findings`. Raises `RunError` if there is no run.
     """
@@ -77,22 +78,14 @@ def compare(folder: Path, *more: Path) -> dict[str, Any]:
 def compare_runs(runs: Runs) -> dict[str, Any]:
     """The same for runs that are already read."""
     variants = {variant: _variant(members, runs.single) for variant, members in runs.variants.items()}
-    key = "loss" if _learns_values(runs, variants) else "acc"
-    values = {name: v["numbers"].get(key, {}).get("values", {}) for name, v in variants.items()}
-    found = paired_tests(values)
+    groups, reasons = groups_of(runs, variants)
+    only = groups[0] if len(groups) == 1 else {"lead": None, "tests": [], "ranking": {}}
     comparison: dict[str, Any] = {
-        "name": runs.name, "variants": variants, "missing": runs.missing, "lead": key, "about": about(runs),
-        "tests": found, "ranking": ranking(key, values, found), "warnings": unlike(runs),
+        "name": runs.name, "variants": variants, "missing": runs.missing, "lead": only["lead"], "about": about(runs),
+        "tests": only["tests"], "ranking": only["ranking"], "groups": groups, "incomparable": reasons,
+        "same": twins(runs, groups), "warnings": unlike(runs, reasons),
     }  # fmt: skip
     return {**comparison, "findings": findings(comparison)}
-
-
-def _learns_values(runs: Runs, variants: Mapping[str, Any]) -> bool:
-    """Whether losses are compared: some run learns real values, or no run has an accuracy but some have a loss."""
-    if any(run.stream.get("learns") == "values" for run in runs.runs):
-        return True
-    known = {key for variant in variants.values() for key in variant["numbers"]}
-    return "acc" not in known and "loss" in known and all(not run.lines for run in runs.runs)
 
 
 def about(runs: Runs) -> dict[str, Any]:
@@ -102,61 +95,12 @@ def about(runs: Runs) -> dict[str, Any]:
         parts = {name: run.config.get(name) for name in ("data", "model", "method")}
         kinds = {name: part.get("kind") if isinstance(part, Mapping) else part for name, part in parts.items()}
         stream = {name: run.stream.get(name) for name in ("clients", "tasks", "order")}
+        if run.stream.get("data"):  # what the data are called, such as the folder's name, says more than their kind
+            kinds["data"] = run.stream["data"]
         for name, value in {**kinds, **stream, "rounds": run.planned}.items():
             if isinstance(value, str | int):
                 sources.setdefault(name, set()).add(value)
     return {name: next(iter(found)) for name, found in sources.items() if len(found) == 1}
-
-
-def unlike(runs: Runs) -> list[str]:
-    """What differs between variants so that a ranking of them means little: data, stream, rounds, seeds."""
-    if runs.single:
-        return []
-    facts: dict[str, dict[str, list[str]]] = {}
-    for variant, members in runs.variants.items():
-        prints = sorted({str(p) for run in members if (p := run.environment.get("data_fingerprint"))})
-        if prints:
-            facts.setdefault("the data (their fingerprint)", {})[variant] = prints
-        if members[0].config:
-            parts = {k: v for k, v in members[0].config.items() if k in ("stream", "rounds", "data")}
-            settings = {k: v for k, v in leaves(parts).items() if k not in ("data.path", "data.root", "data.cache")}
-            for name, value in settings.items():
-                facts.setdefault(name, {})[variant] = [value]
-        if not runs.config.get("seeds"):  # else a run that is not there yet is missing, and named as such
-            facts.setdefault("the seeds", {})[variant] = [run.seed for run in members]
-    configured = sum(bool(members[0].config) for members in runs.variants.values())
-    said, partly = [], []
-    for name, by_variant in facts.items():
-        if len({tuple(found) for found in by_variant.values()}) > 1:
-            said.append(f"{name}: {_unlike(by_variant)}")
-        elif len(by_variant) < configured and not name.startswith("the "):
-            partly.append(f"{name}: {_unlike(by_variant)} alone")
-    # Of other kinds of streams nearly every setting is there only in some: the kinds say it.
-    said += [] if any(line.startswith(("stream.kind", "data.kind")) for line in said) else partly
-    said = [*said[:MOST], f"and {len(said) - MOST} settings more"] if len(said) > MOST else said
-    if not said:
-        return []
-    return [
-        "These runs differ in more than a method: a ranking of runs of other data, streams, rounds or seeds says "
-        "little about methods.",
-        *said,
-    ]
-
-
-def _unlike(by_variant: Mapping[str, Sequence[str]]) -> str:
-    groups: dict[str, list[str]] = {}
-    for variant, found in by_variant.items():
-        groups.setdefault(", ".join(found[:10]) + (", ..." if len(found) > 10 else ""), []).append(variant)
-    shown = [f"{_short(value)} ({_few(names)})" for value, names in list(groups.items())[:6]]
-    return "; ".join(shown) + ("; ..." if len(groups) > 6 else "")
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names) if len(names) <= 4 else f"{', '.join(names[:3])} and {len(names) - 3} others"
 
 
 def _variant(members: Sequence[Run], unfinished_too: bool) -> dict[str, Any]:
@@ -194,6 +138,8 @@ def rows(comparison: Mapping[str, Any], full: bool = False) -> list[dict[str, st
     keys = [key for key in _wanted(comparison, full) if any(key in v["numbers"] for v in variants.values())]
     counts = {len(variant["seeds"]) for variant in variants.values()}
     seeds = full or len(counts) > 1 or any(variant["unfinished"] for variant in variants.values())
+    leads = {name: group["lead"] for group in comparison.get("groups") or () for name in group["variants"]}
+    mixed = len(set(leads.values())) > 1
     table = []
     for name, variant in variants.items():
         row = {"variant": str(name)}
@@ -202,6 +148,8 @@ def rows(comparison: Mapping[str, Any], full: bool = False) -> list[dict[str, st
             row["seeds"] = f"{len(variant['seeds'])}{unfinished}"
         for key in keys:
             found = variant["numbers"].get(key, {})
+            if mixed and key == "loss" and leads.get(str(name)) != "loss":
+                found = {}  # the cross entropy of others in one column with errors of values would invite to compare
             share = describe(key).unit in ("percent", "points")
             sd = found.get("sd") if share or full else None
             if describe(key).unit == "bytes":
@@ -218,7 +166,8 @@ def _wanted(comparison: Mapping[str, Any], full: bool) -> list[str]:
     wanted = list(COLUMNS if full else SHORT)
     clients = any(key.startswith("accuracy_by_target.client=") for v in variants for key in v["numbers"])
     wanted = [key for key in wanted if clients or key not in _ABOUT_TARGETS]
-    if comparison.get("lead") == "loss":
+    leads = {group["lead"] for group in comparison.get("groups") or ()} | {comparison.get("lead")}
+    if "loss" in leads:
         return ["loss", *means, *wanted]
     return [wanted[0], *means, *wanted[1:]] if full else wanted
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .lead import lead_metric
 from .load import Runs
 from .numbers import METRICS, NUMBERS, OVER_TARGETS, SCOPES
 from .parts import Section, esc
-from .series import further_metrics, lead_metric
+from .series import further_metrics
 
 TERMS = {
     "Round": "The clients that take part receive models, train them on their own rows, and send back what changed.",

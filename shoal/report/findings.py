@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from .comparison import COLUMNS, rows
+from .lead import lead_metric
 from .load import Run, Runs
 from .numbers import describe, metric, written
 from .parts import Section, bullets, note, paragraph, table
 from .sentences import run_findings
-from .series import lead_metric, mean_curve
+from .series import mean_curve
 
 _ONE = (
     "acc",

@@ -122,17 +122,3 @@ def _row(key: str, test: Mapping[str, Any], signed_rank: bool) -> list[str]:
     same = " in every seed" if test["constant"] else ""
     return [pair, difference(key, test["difference"]) + same, f"{low} to {high}", p_text(test["p"]),
             p_text(test["p_holm"]), *more, str(test["n"])]  # fmt: skip
-
-
-def difference(key: str, value: float) -> str:
-    """A difference of two values of a number with its sign: points for percentages, else as the number is written."""
-    if describe(key).unit == "percent":
-        text = f"{100 * value:+.1f}"
-        return "0.0" if not text.strip("+-0.") else text
-    text = written(key, value, unit=False)
-    return text if value <= 0 else f"+{text}"
-
-
-def p_text(p: float) -> str:
-    """A p as people write it: two digits, and never a bare zero."""
-    return "< 0.001" if p < 0.001 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .lead import lead_metric
 from .load import Line, Run
 
 Curve = Mapping[int, float]
@@ -80,16 +81,6 @@ def mean_curve(run: Run, metric: str = "accuracy") -> dict[int, float]:
     """The mean over the targets as the run logged it, else the plain mean of the targets' values."""
     logged = curve(run.metrics.get(f"mean_{metric}", []), weighting="targets")
     return logged or curve(run.metrics.get(metric, []))
-
-
-def learns_values(run: Run) -> bool:
-    """Whether the run learns real values: then its loss is what counts, and there is no accuracy."""
-    return run.stream.get("learns") == "values"
-
-
-def lead_metric(runs: Sequence[Run]) -> str:
-    """The metric that targets are shown by: ``accuracy``, or ``loss`` where real values are learned."""
-    return "loss" if any(learns_values(run) for run in runs) else "accuracy"
 
 
 def further_metrics(runs: Sequence[Run]) -> list[str]:

@@ -11,10 +11,11 @@ import plotly.graph_objects as go
 from ..metrics.functions import lower_is_better
 from .charts import Chart, Key, colour, dash, figure, group, plain
 from .clients import COUNTS, called, client_table
+from .lead import lead_metric
 from .load import Run, Runs
 from .numbers import OVER_TARGETS, axis, axis_scale, in_unit, metric, written
 from .parts import Section, folded, note, paragraph, table
-from .series import lead_metric, quantile
+from .series import quantile
 
 FOLDED = 20
 """A longer table is folded."""

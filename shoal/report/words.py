@@ -19,14 +19,6 @@ LONGEST = 240
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
-def lead_of(comparison: Mapping[str, Any]) -> str:
-    """The number that runs are compared by: ``acc``, or ``loss`` where real values are learned."""
-    if comparison.get("lead"):
-        return str(comparison["lead"])
-    known = {key for variant in comparison["variants"].values() for key in variant["numbers"]}
-    return "loss" if "acc" not in known and "loss" in known else "acc"
-
-
 def values_of(numbers: Mapping[str, Any], key: str) -> dict[str, float]:
     """A number by seed."""
     return dict(numbers.get(key, {}).get("values", {}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -447,3 +447,23 @@ class Hoarding(Learner):
         part, state = yield from super().fit(key, start, entry, client, **request)
         HOARD.append(part)
         return part, state
+
+
+@dataclass(frozen=True)
+class Shortening:
+    """A term that is not elementwise: it pulls by the length of all that it is given."""
+
+    strength: float
+
+    def gradient(self, w: Tensor, g: Tensor, s: slice) -> None:
+        g.add_(w * w.norm(), alpha=self.strength)
+
+    def after(self, w: Tensor, s: slice, lr: float) -> None:
+        pass
+
+
+class Entangled(Learner):
+    """Its correction term sees all clients of a stack as one."""
+
+    def fit(self, key: Key, start: Served, entry: Entry, client: Client, **request: Any) -> Any:
+        return (yield from super().fit(key, start, entry, client, terms=(Shortening(0.1),), **request))

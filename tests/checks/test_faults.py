@@ -19,7 +19,8 @@ RUN = {
     "Forgetful": {"resume at every round"},
     "Tupled": {"resume at every round"},
     "Evaluated": {"a probe changes nothing"},
-    "Decaying": {"evaluation changes nothing", "inputs stay as they are"},
+    # What is changed in place is another start for the next look at it.
+    "Decaying": {"evaluation changes nothing", "inputs stay as they are", "stacked agrees with serial"},
     "Reseeded": {"the same seed twice"},
     "Wasteful": {"no global generator"},
     "Rigid": {"two seeds differ"},
@@ -46,6 +47,7 @@ RUN = {
     "Patient": {"nobody left", "late and crashed clients"},
     "OwnMerge": {"the configured server is used", "equal updates come back"},
     "Hoarding": {"memory stays flat"},
+    "Entangled": {"stacked agrees with serial"},
     "Mixing": {"private states stay with their client"},
     "Averaged": {"equal updates come back"},
     "Credulous": {"bad updates are rejected"},

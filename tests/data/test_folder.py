@@ -40,7 +40,8 @@ def test_one_folder_per_class_in_the_order_of_the_paths(tmp_path):
     assert data.labels.tolist() == [0, 1, 2, 2]
     assert data.columns == {}
     assert (len(data.train), len(data.test)) == (3, 1)
-    assert data.reader == {"kind": "image", "size": [2, 3], "channels": 1, "fit": None}
+    rule = {"convert": False, "fit": None, "unreadable": "error"}
+    assert data.reader == {"kind": "image", "size": [2, 3], "channels": 1, **rule}
     assert data.notes == ()
 
 

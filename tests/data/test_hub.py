@@ -52,7 +52,8 @@ def test_splits_classes_and_columns(folder):
     assert data.labels.tolist() == [0, 1, 1, 0, 0, 1, 1, 0, 1]
     assert (data.train.tolist(), data.test.tolist()) == (list(range(6)), [6, 7, 8])
     assert [data.columns["site"].names[c] for c in data.columns["site"].codes] == list("abcabcabc")
-    assert data.reader == {"kind": "image", "size": [4, 4], "channels": 3, "fit": None}
+    rule = {"convert": False, "fit": None, "unreadable": "error"}
+    assert data.reader == {"kind": "image", "size": [4, 4], "channels": 3, **rule}
 
 
 def test_the_same_rows_as_from_its_parquet_files(folder):

@@ -163,8 +163,9 @@ def test_channels_size_and_fit(tmp_path):
     assert data.shape == (3, 3, 4)
     for channel in range(3):  # [[9, 10], [11, 12]], the extra line at the bottom
         assert data.features[2, ..., channel].tolist() == [[0, 9, 10, 0], [0, 11, 12, 0], [0, 0, 0, 0]]
-    assert data.reader == {"kind": "image", "size": [3, 4], "channels": 3, "fit": "pad"}
-    assert load(tmp_path).reader == {"kind": "image", "size": [2, 2], "channels": 1, "fit": None}
+    always = {"kind": "image", "unreadable": "error"}
+    assert data.reader == {**always, "size": [3, 4], "channels": 3, "convert": True, "fit": "pad"}
+    assert load(tmp_path).reader == {**always, "size": [2, 2], "channels": 1, "convert": False, "fit": None}
     with pytest.raises(DataError, match="row 0: 2x2 pixels do not fit into 1x2"):
         load(tmp_path, size=[1, 2], fit="pad")
     cache = str(tmp_path / "cache")

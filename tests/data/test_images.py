@@ -210,8 +210,10 @@ def test_further_images_of_another_size():
         read_image(b"no", reader, "it")
     with pytest.raises(DataError, match=r"it: .*No such file"):
         read_image("/nowhere/at all.png", reader, "it")
-    # Grey and colour are brought to the data set's.
-    assert read_image(encoded(COLOUR), reader, "it").shape == (4, 5, 1)
+    # Colours are brought to a data set's grey only where its rule did that; grey is always repeated.
+    with pytest.raises(DataError, match=r"it: an image with colours, but all images of the data set are grey"):
+        read_image(encoded(COLOUR), reader, "it")
+    assert read_image(encoded(COLOUR), {**reader, "convert": True}, "it").shape == (4, 5, 1)
     assert read_image(encoded(GREY), {**reader, "channels": 3}, "it").shape == (4, 5, 3)
 
 

@@ -211,7 +211,8 @@ def test_the_cache_tells_rules_apart_and_keeps_what_was_left_out(tmp_path):
     cache = str(tmp_path / "cache")
     first, again = (load(tmp_path, unreadable="skip", cache=cache, test=1) for _ in range(2))
     assert first.notes == again.notes == ("1 of 3 images cannot be read and are left out: row 1",)
-    assert first.reader == again.reader == {"kind": "image", "size": [4, 5], "channels": 3, "fit": None}
+    rule = {"convert": False, "fit": None, "unreadable": "skip"}
+    assert first.reader == again.reader == {"kind": "image", "size": [4, 5], "channels": 3, **rule}
     assert first.fingerprint == again.fingerprint
     assert torch.equal(first.features, again.features)
     rules = [{"channels": 1}, {"size": [6, 6]}, {"size": 6, "fit": "pad"}, {"size": 6}]

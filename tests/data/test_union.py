@@ -102,7 +102,8 @@ def test_one_shape_by_the_rule_or_an_error_with_both(idx, parquet):
     expected = Image.fromarray(COLOUR[0]).resize((6, 4), Image.Resampling.BILINEAR)
     expected = Image.fromarray(np.asarray(expected)).convert("L")
     assert np.array_equal(data.features[4, ..., 0].numpy(), np.asarray(expected))
-    assert data.reader == {"kind": "image", "size": [4, 6], "channels": 1, "fit": "resize"}
+    rule = {"convert": True, "fit": "resize", "unreadable": "error"}
+    assert data.reader == {"kind": "image", "size": [4, 6], "channels": 1, **rule}
     padded = union(idx, small, size=10, fit="pad", channels=3)
     assert padded.shape == (3, 10, 10)
     assert int(padded.features[4, :3].sum()) == int(padded.features[4, 7:].sum()) == 0

@@ -234,15 +234,28 @@ class Checkpoints:
                 if path.name not in used:
                     path.unlink(missing_ok=True)
 
-    def load(self) -> tuple[State | None, list[str]]:
-        """The newest state that is whole, and what was wrong with the ones after it. ``None`` without any."""
+    def load(self, metrics_bytes: int | None = None) -> tuple[State | None, list[str]]:
+        """The newest state that is whole, and what was wrong with the ones after it. ``None`` without any.
+
+        With ``metrics_bytes`` a state that counts on more lines than there are is passed over, if the one before it
+        does not. Raises `RunError` where there are checkpoints and none can be read.
+        """
         complaints: list[str] = []
+        long: State | None = None
         for round in self.rounds():
             try:
-                return self._read(round), complaints
+                state = self._read(round)
             except (ValueError, KeyError) as error:
                 complaints.append(f"checkpoint of round {round}: {error}")
                 self._damaged.append(round)
+                continue
+            if metrics_bytes is None or state.metrics_bytes <= metrics_bytes:
+                if long is not None:
+                    complaints.append(f"checkpoint of round {long.round}: counts on lines that metrics.jsonl has lost")
+                return state, complaints
+            long = long or state
+        if long is not None:
+            return long, complaints
         if complaints:
             raise RunError(
                 "no checkpoint can be read: " + "; ".join(complaints) + ". Start again with: shoal run ... --force"

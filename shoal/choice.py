@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -13,27 +14,12 @@ from . import registry
 from .errors import ConfigError, nearest
 from .folder import RunFolder
 from .loading import expand, overridden
+from .metrics.base import Measure
 
 VALIDATION = "validation"
 """The measure that gives the numbers of validation rows."""
 KNOWN: dict[str, Literal["max", "min"]] = {"validation_accuracy": "max", "validation_loss": "min"}
 """Numbers whose better end is known."""
-# Numbers of a measure of one's own are not known to come from test rows, and are not refused.
-_FROM_TEST_ROWS = frozenset(
-    {
-        "acc",
-        "acc_last5",
-        "acc_weighted",
-        "accuracy",
-        "accuracy_by_target",
-        "bwt_f",
-        "forgetting",
-        "forward_transfer",
-        "loss",
-        "mean_accuracy",
-        "over_targets",
-    }
-)
 
 
 class Choice(NamedTuple):
@@ -48,16 +34,19 @@ class Choice(NamedTuple):
         return self.number.split(".")[0].startswith(f"{VALIDATION}_")
 
 
-def parse_choice(text: str) -> Choice:
+def parse_choice(text: str, measures: Iterable[str] = ()) -> Choice:
     """``validation_accuracy`` (the largest), ``validation_loss`` (the smallest), or ``min:NAME``, ``max:NAME``.
 
-    Raises `ConfigError` for a number that comes from test rows.
+    ``measures`` are the kinds that the runs have. Raises `ConfigError` for a number that comes from test rows
+    (`Measure.from_test_rows`), or from a measure of one's own that does not say whether it does.
     """
     given, colon, name = text.partition(":")
     if not colon:
         given, name = "", text
     top = name.split(".")[0]
-    if top in _FROM_TEST_ROWS or top in registry.PARTS["metric"] or top.startswith(("acc_", "accuracy_", "test")):
+    own = {kind: _measure(kind) for kind in measures}
+    kinds = {**{kind: _measure(kind) for kind in registry.PARTS["measure"]}, **own}
+    if top in _from_test_rows(kinds.values()) or top in registry.PARTS["metric"]:
         raise ConfigError(
             f"--best {name}: this number comes from test rows. Settings are chosen on validation rows, or the test "
             f"accuracy of the chosen ones would be too good; use --best validation_accuracy or validation_loss"
@@ -69,7 +58,41 @@ def parse_choice(text: str) -> Choice:
             f"--best: validation_accuracy, validation_loss, or any other number of summary.json with its better end, "
             f"min:client_drift or max:NAME; got {text!r}{hint}"
         )
+    silent = [kind for kind, measure in own.items() if not _says(measure)]
+    if silent and top not in _known(measure for measure in kinds.values() if _says(measure)):
+        raise ConfigError(
+            f"--best {name}: if this is a number of {' or '.join(silent)}, it is not known whether it comes from test "
+            f"rows; say it in the class: from_test_rows = () if none of its numbers does, or else their names"
+        )
     return Choice(name, cast("Literal['max', 'min']", take))
+
+
+def _measure(kind: str) -> type[Measure]:
+    return cast("type[Measure]", registry.find("measure", kind))
+
+
+def _from_test_rows(measures: Iterable[type[Measure]]) -> set[str]:
+    """The numbers that test rows enter; and the lines that they are made of, which are no numbers of a summary."""
+    some = [measure for measure in measures if measure.from_test_rows]
+    return {name for measure in some for name in (*measure.from_test_rows, *measure.lines)}
+
+
+def _says(measure: type[Measure]) -> bool:
+    """Whether a measure, or one that it is derived from, says which of its numbers come from test rows."""
+    told = next((c for c in measure.__mro__ if "from_test_rows" in vars(c)), Measure)
+    return told is not Measure or measure.__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def _known(measures: Iterable[type[Measure]]) -> set[str]:
+    """The numbers that come from measures that say it, and those that every summary has."""
+    from .summary import NUMBERS
+
+    found = set(NUMBERS)
+    for measure in measures:
+        found |= set(measure.lines)
+        with contextlib.suppress(Exception):  # somebody's own may expect lines
+            found |= set(measure.summarise([]))
+    return found
 
 
 def number_in(summary: Mapping[str, Any], name: str) -> float | None:
@@ -116,8 +139,9 @@ def pick(cells: Sequence[Mapping[str, Any]], take: str) -> str | None:
 def conclude(path: Path) -> None:
     """Writes what a sweep found: ``sweep.json`` and, if something was to be chosen, ``best.yaml``.
 
-    A cell counts with the mean over its seeds; one that lacks the number for a seed is left out, and named. Does
-    nothing in a folder that holds no sweep. Raises `ConfigError` if no cell has the number.
+    A cell counts with the mean over its seeds. One that lacks the number for a seed is left out, and named; so is one
+    with a seed in which no update was accepted, whose number is that of an untrained model. Does nothing in a folder
+    that holds no sweep. Raises `ConfigError` if no cell is left.
     """
     folder = RunFolder(path)
     sweep = folder.sweep()
@@ -128,14 +152,18 @@ def conclude(path: Path) -> None:
     choice = None if best is None else Choice(best["number"], best["take"])
     cells: dict[str, dict[str, Any]] = {}
     summary: dict[str, Any] = {}
+    untrained: list[str] = []
     for single in expand(raw):
         cell = cells.setdefault(
             single.variant, {"cell": single.variant, "changes": raw["variants"][single.variant] or {}, "values": {}}
         )
         found = RunFolder(path / single.place).summary()
         summary = summary or found
+        idle = found.get("updates") == 0
+        if idle and single.variant not in untrained:
+            untrained.append(single.variant)
         if choice is not None:
-            cell["values"][str(single.seed)] = number_in(found, choice.number)
+            cell["values"][str(single.seed)] = None if idle else number_in(found, choice.number)
     for cell in cells.values():
         if choice is None:
             del cell["values"]
@@ -148,7 +176,13 @@ def conclude(path: Path) -> None:
     table = list(cells.values())
     chosen = None if choice is None else pick(table, choice.take)
     left_out = [] if choice is None else [cell["cell"] for cell in table if cell["mean"] is None]
-    folder.write_json("sweep.json", {**sweep, "cells": table, "left_out": left_out, "chosen": chosen, "finished": True})
+    end = {"cells": table, "left_out": left_out, "untrained": untrained, "chosen": chosen, "finished": True}
+    folder.write_json("sweep.json", {**sweep, **end})
+    if choice is not None and chosen is None and set(left_out) <= set(untrained):
+        raise ConfigError(
+            f"--best {choice.number}: in every cell there is a seed in which nothing was trained, so that there is "
+            f"nothing to choose; the summaries have the first reason (first_problem). The runs are kept"
+        )
     if choice is not None and chosen is None:
         raise ConfigError(
             f"--best {choice.number}: no cell has this number for all its seeds; the summaries have others: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class ShoalError(Exception):
@@ -20,6 +21,21 @@ class DataError(ShoalError):
 
 class RunError(ShoalError):
     """A run's folder that cannot be used as asked."""
+
+
+class Stopped(RunError):
+    """A run that had begun and cannot go on, such as on a full disk; ``folder`` is what can be resumed later."""
+
+    def __init__(self, reason: str, folder: Path) -> None:
+        super().__init__(f"{reason}; when that is mended go on with: shoal resume {folder}")
+        self.reason = reason
+
+
+def in_words(error: OSError) -> str:
+    """What the system refused, without its numbers: ``'/x/y' cannot be used: Permission denied``."""
+    reason = error.strerror or str(error) or type(error).__name__
+    names = [str(name) for name in (error.filename, error.filename2) if name is not None]
+    return f"{' -> '.join(map(repr, names))} cannot be used: {reason}" if names else reason
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -20,6 +20,9 @@ from .screening import Screen, diverged
 from .setup import Setup
 from .streams.base import Holding
 
+LISTED_CLIENTS, LISTED_CLASSES = 200, 100
+"""Up to so many clients and classes the stream's record has the rows of each."""
+
 
 @dataclass
 class _Round:
@@ -87,6 +90,7 @@ class Experiment:
                 "learns": "values" if stream.dataset.is_regression else "classes",
                 "client_names": list(stream.client_names),
                 "notes": self.setup.notes,
+                **self._held(),
             },
             {
                 "round": 0,
@@ -98,6 +102,19 @@ class Experiment:
                 "server": method.server.describe(),
             },
         ]
+
+    def _held(self) -> dict[str, Any]:
+        """Training rows of each client in round 1, in all and by class; of streams whose clients would fill no page."""
+        stream = self.setup.stream
+        data = stream.dataset
+        if stream.tasks or stream.clients > LISTED_CLIENTS:
+            return {}
+        held = [stream.holding(client, 1).train for client in range(stream.clients)]
+        found: dict[str, Any] = {"client_rows": [len(rows) for rows in held]}
+        if not data.is_regression and len(data.classes) <= LISTED_CLASSES:
+            counts = (torch.bincount(data.labels_of(rows).cpu(), minlength=len(data.classes)) for rows in held)
+            found["client_classes"] = [some.tolist() for some in counts]
+        return found
 
     def play(self, state: State) -> Played:
         """The next round. Nothing of ``state`` is changed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -29,6 +30,51 @@ def json_lines(path: Path) -> Iterator[Any]:
     if last.strip():
         with contextlib.suppress(ValueError):
             yield json.loads(last)
+
+
+def read_records(path: Path) -> tuple[list[dict[str, Any]], str | None]:
+    """The lines of a file up to the first that is no JSON object, and a sentence if there is such a line.
+
+    What follows a damaged line is not used: nobody knows what was lost with it. Raises ``OSError``.
+    """
+    found: list[dict[str, Any]] = []
+    rest = json_lines(path)
+    for value in rest:
+        if not isinstance(value, dict):
+            after = sum(1 for _ in rest)
+            also = f", and what follows it ({after} lines)" if after else ""
+            return found, f"{path.name}: line {len(found) + 1} is not JSON as it was written; it{also} is left out"
+        found.append(value)
+    return found, None
+
+
+def whole_bytes(path: Path) -> int:
+    """How many bytes of a file are whole lines of JSON, from its beginning; 0 without a file."""
+    end = 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n") or (line.strip() and not isinstance(_value(line), dict)):
+                    break
+                end += len(line)
+    except FileNotFoundError:
+        return 0
+    return end
+
+
+def digest(path: Path, length: int | None = None) -> tuple[int, str]:
+    """The length of a file, and the SHA-256 of its first ``length`` bytes (of all of them); (0, ...) without a file."""
+    found = hashlib.sha256()
+    try:
+        size = path.stat().st_size
+        left = size if length is None else length
+        with path.open("rb") as file:
+            while left > 0 and (block := file.read(min(left, 2**20))):
+                found.update(block)
+                left -= len(block)
+    except FileNotFoundError:
+        return 0, found.hexdigest()
+    return size, found.hexdigest()
 
 
 def _values(lines: Sequence[bytes]) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import os
@@ -18,8 +17,8 @@ from typing import Any
 import yaml
 
 from .checkpoint import Checkpoints
-from .errors import RunError
-from .files import BROKEN, json_lines, sync_folder, write_atomically
+from .errors import RunError, in_words
+from .files import digest, read_records, sync_folder, whole_bytes, write_atomically
 from .loading import read_yaml
 from .metrics.base import Line
 
@@ -36,6 +35,9 @@ FILES = (
     "report.html",
     "clients.csv",
 )
+FOLDERS = ("checkpoint", "arrays", "tensorboard")
+LOCK = ".lock"
+METRICS = "metrics.jsonl"
 PACKAGES = ("shoal", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
 
 
@@ -58,7 +60,7 @@ def _finite(value: Any) -> Any:
 
 def read_lines(path: Path) -> list[Line]:
     """The lines of a JSON-lines file, up to one that is broken."""
-    return list(itertools.takewhile(lambda line: line is not BROKEN, json_lines(path)))
+    return read_records(path)[0]
 
 
 class RunFolder:
@@ -80,9 +82,43 @@ class RunFolder:
         return self._json("summary.json")
 
     @property
-    def finished(self) -> bool:
-        """Whether the run came to its end."""
+    def ended(self) -> bool:
+        """Whether the run, or all of several, came to the end at some time."""
         return bool(self.summary().get("finished") or self._json("comparison.json").get("finished"))
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end, and its ``metrics.jsonl`` is still the one that it had there."""
+        return self.ended and self.damage() is None
+
+    def damage(self) -> str | None:
+        """What happened to ``metrics.jsonl`` since the run came to its end; ``None`` where it is as it was.
+
+        Runs of older versions have no record of it: of them nothing is said.
+        """
+        record = self.environment().get("metrics")
+        if not self.ended or not isinstance(record, dict):
+            return None
+        length = int(record["bytes"])
+        size, found = digest(self.path / METRICS, length)
+        if size < length:
+            return f"{METRICS} was cut since the run ended: it has {size:,} of {length:,} bytes"
+        if found != record["sha256"]:
+            return f"{METRICS} was changed since the run ended: its content is not the one that was written"
+        if size > length:
+            return f"{METRICS} was added to since the run ended: it has {size:,} bytes instead of {length:,}"
+        return None
+
+    def edited(self, usable: int) -> bool:
+        """Whether lines are not those that were written, though none of them is missing or broken."""
+        record = self.environment().get("metrics", {})
+        length = int(record.get("bytes", 0))
+        return usable >= length and digest(self.path / METRICS, length)[1] != record.get("sha256")
+
+    def seal(self) -> None:
+        """Keeps the length and the SHA-256 of ``metrics.jsonl`` for `damage`. Call it before the summary is written."""
+        size, found = digest(self.path / METRICS)
+        self.write_json("environment.json", {**self.environment(), "metrics": {"bytes": size, "sha256": found}})
 
     def config(self) -> dict[str, Any]:
         """The configuration that the run was started with."""
@@ -110,7 +146,15 @@ class RunFolder:
 
     def lines(self) -> list[Line]:
         """The lines of ``metrics.jsonl``."""
-        return read_lines(self.path / "metrics.jsonl")
+        return read_lines(self.path / METRICS)
+
+    def owns(self, path: Path) -> bool:
+        """Whether this is, or lies in, what a run writes into this folder."""
+        try:
+            first = path.resolve().relative_to(self.path.resolve()).parts[:1]
+        except ValueError:
+            return False
+        return bool(first) and first[0] in (*FILES, *FOLDERS, LOCK)
 
     # ---- beginning ------------------------------------------------------------------------------------------
 
@@ -131,7 +175,7 @@ class RunFolder:
                 f"go on with it (shoal resume {self.path}), or --force to replace it"
             )
         # A process that was killed before it wrote its configuration leaves the lock and a temporary file.
-        others = [p for p in self.path.iterdir() if p.name != ".lock" and not p.match(".*.tmp")]
+        others = [p for p in self.path.iterdir() if p.name != LOCK and not p.match(".*.tmp")]
         if not self.exists and not force and others:
             raise RunError(f"{self.path} holds other files; choose an empty or a new folder for --out")
         self.clear()
@@ -141,7 +185,7 @@ class RunFolder:
         """Removes what a run left here, and nothing else."""
         for name in FILES:
             (self.path / name).unlink(missing_ok=True)
-        for name in ("checkpoint", "arrays", "tensorboard"):
+        for name in FOLDERS:
             shutil.rmtree(self.path / name, ignore_errors=True)
 
     def write_yaml(self, name: str, value: Mapping[str, Any]) -> None:
@@ -159,13 +203,17 @@ class RunFolder:
         """Keeps a second process out of the folder while a run is going on (where the system has file locks)."""
         if self.path.exists() and not self.path.is_dir():
             raise RunError(f"{self.path} is a file; a run needs a folder")
-        self.path.mkdir(parents=True, exist_ok=True)
         try:
-            import fcntl
-        except ImportError:
-            yield
-            return
-        with (self.path / ".lock").open("w") as file:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / LOCK).open("w")
+        except OSError as error:
+            raise RunError(f"no run can be kept in {self.path}: {in_words(error)}; choose another folder") from error
+        with lock as file:
+            try:
+                import fcntl
+            except ImportError:
+                yield
+                return
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -175,12 +223,17 @@ class RunFolder:
     # ---- going on -------------------------------------------------------------------------------------------
 
     def cut(self, length: int, round: int) -> None:
-        """Cuts ``metrics.jsonl`` to the length that it had at a state, and ``timings.jsonl`` to its round."""
-        path = self.path / "metrics.jsonl"
-        have = path.stat().st_size if path.exists() else 0
+        """Cuts ``metrics.jsonl`` to the length that it had at a state, and ``timings.jsonl`` to its round.
+
+        Raises `RunError` where the file lacks lines that the state counts on; see `usable`.
+        """
+        path = self.path / METRICS
+        have = self.usable()
         if have < length:
+            size = path.stat().st_size if path.exists() else 0
+            whole = "" if have == size else f" (only the first {have} are whole lines)"
             raise RunError(
-                f"{path} has {have} bytes, but the checkpoint was written when it had {length}; "
+                f"{path} has {size} bytes, but the checkpoint was written when it had {length}{whole}; "
                 f"the file was changed from outside. Start again with --force"
             )
         if path.exists():
@@ -192,6 +245,10 @@ class RunFolder:
         ]
         text = "".join(json.dumps(line) + "\n" for line in kept)
         write_atomically(self.path / "timings.jsonl", text.encode())
+
+    def usable(self) -> int:
+        """How many bytes of ``metrics.jsonl`` can be gone on from: whole lines, from its beginning."""
+        return whole_bytes(self.path / METRICS)
 
     def append(self, name: str, lines: Sequence[Line], sync: bool = False) -> int:
         """Appends lines to a file and gives its new length in bytes; with ``sync`` they are on disk afterwards."""

@@ -13,7 +13,7 @@ from .choice import conclude
 from .config import Config
 from .data.dataset import Dataset
 from .engine import Gathering
-from .errors import ConfigError, RunError
+from .errors import ConfigError, RunError, Stopped, in_words
 from .folder import RunFolder
 from .loading import Single, expand
 from .progress import Quiet
@@ -108,11 +108,15 @@ def play_many(raw: Mapping[str, Any], path: Path, data: Data, progress: Quiet | 
 
 @contextlib.contextmanager
 def _of_all(path: Path) -> Iterator[None]:
-    """An interrupt of one of several runs: all of them go on with one command."""
+    """An interrupt of one of several runs, or a disk that fails: all of them go on with one command."""
     try:
         yield
     except (Interrupted, KeyboardInterrupt):
         raise Interrupted(path) from None
+    except Stopped as error:
+        raise Stopped(error.reason, path) from error
+    except OSError as error:
+        raise Stopped(in_words(error), path) from error
 
 
 def _execution(config: Config, data: Data) -> str:

@@ -49,8 +49,9 @@ def predict(
     Columns: ``row`` (a number) or ``file``; ``prediction``, the original name of a class or a value in its units;
     and for classes ``confidence`` and ``p:NAME`` each (softmax of the outputs). Several values are ``prediction:0``,
     ``prediction:1`` and so on. ``frame.attrs`` has the ``entry`` and the ``round`` that its model is of, how many
-    ``rounds`` there should be, and as ``notes`` what was missing or new in the rows of a table. In float32, batches of
-    512, on the CPU. Raises `ShoalError`.
+    ``rounds`` there should be, and as ``notes`` what was missing or new in the rows of a table, which images were left
+    out because they cannot be read (where the run's own were, ``data.unreadable: skip``), and whether no client's
+    update has ever reached the model. In float32, batches of 512, on the CPU. Raises `ShoalError`.
     """
     model = Predictor(Path(folder))
     keys, classes = model.chosen(entry, target)
@@ -60,7 +61,7 @@ def predict(
         "entry": "+".join(keys),
         "round": model.round,
         "rounds": model.serving["rounds"],
-        "notes": list(read.notes),
+        "notes": [*model.untrained(keys), *read.notes],
     }
     return frame
 
@@ -79,7 +80,7 @@ class Predictor:
         # The configuration of a run is resolved: what training alone needs (its source, its measures) may be missing.
         self.config = Config(**{**raw, "track": None})
         file = path / "model.safetensors"
-        self.finished = folder.finished and file.is_file()
+        self.finished = folder.ended and file.is_file()
         self.serving = read_serving(file) if self.finished else folder.serving()
         if not self.serving:
             raise RunError(f"{path}: the run was started by a version of Shoal that kept nothing for predictions")
@@ -206,10 +207,24 @@ class Predictor:
             raise ConfigError(f"{'+'.join(keys)} serves targets with different classes; {self._listed()}")
         return list(found.pop()) if found else list(self.serving["classes"])
 
+    def untrained(self, keys: tuple[Key, ...]) -> list[str]:
+        """A note if no update of a client has reached these entries; nothing where it is not known."""
+        done = self.folder.summary().get("updates") if self.finished else None
+        if done and len(self.bank.entries) == 1:
+            return []  # without reading all lines
+        rounds = [line for line in self.folder.lines() if line.get("record") == "round" and line["round"] <= self.round]
+        if done != 0 and not rounds:
+            return []
+        reached = {key for line in rounds for key in line.get("trained", {})}
+        never = [key for key in keys if key not in reached and self.bank[key].vector.numel()]
+        if not never:
+            return []
+        return [f"untrained: no client's update has reached {' or '.join(never)} in any round"]
+
     # ---- what it says -----------------------------------------------------------------------------------------
 
     def outputs(self, keys: tuple[Key, ...], features: np.ndarray) -> Tensor:
-        """The outputs for these rows, float32 ``[rows, outputs]``; a regression's are float64, in its source's units."""
+        """The outputs for these rows, float32 ``[rows, outputs]``; of a regression float64, in the source's units."""
         served = self.method.compose(self.bank, keys)
         work = Workspace(self.models[served.model], torch.device("cpu"))
         self._place(work, served.model)
@@ -288,7 +303,8 @@ def _few(names: Sequence[str]) -> str:
 
 def _frame(rows: Rows, outputs: Tensor, classes: Sequence[str], serving: Mapping[str, Any]) -> pd.DataFrame:
     n = len(rows.features)
-    columns: dict[str, Any] = {"row": np.arange(n)} if rows.names is None else {"file": list(rows.names)}
+    places = np.arange(n) if rows.places is None else rows.places
+    columns: dict[str, Any] = {"row": places} if rows.names is None else {"file": list(rows.names)}
     if serving["learns"] == "values":
         width = outputs.shape[1] if n else serving["outputs"]
         for place in range(width):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import pydantic
 
 from .errors import ConfigError, nearest
+from .wanted import union_at
 
 PARTS: dict[str, dict[str, str]] = {
     "data": {
@@ -228,13 +229,34 @@ def _schema(target: Callable[..., Any]) -> type[pydantic.BaseModel]:
     )
 
 
-def explain(error: pydantic.ValidationError, where: str, known: typing.Iterable[str]) -> ConfigError:
-    """A validation error in our words: one line per fault, with the place, what came, and the nearest name."""
+def explain(
+    error: pydantic.ValidationError,
+    where: str,
+    known: typing.Iterable[str],
+    schema: Any = None,
+) -> ConfigError:
+    """A validation error in our words: one line per fault, with the place, what came, and the nearest name.
+
+    What fits no branch of a union (``int | str``) is one fault, of which pydantic gives one for each branch;
+    ``schema``, the model or annotation that was checked, says where the unions are.
+    """
     lines = []
     names = list(known)
-    for fault in error.errors():
+    told: set[tuple[int | str, ...]] = set()
+    faults = error.errors()
+    for fault in faults:
         place = ".".join([where, *(str(item) for item in fault["loc"])]).strip(".")
-        if fault["type"] == "extra_forbidden":
+        union = None if schema is None else union_at(schema, fault["loc"])
+        if union is not None:
+            depth, wanted = union
+            at = fault["loc"][:depth]
+            if at not in told:
+                told.add(at)
+                # A branch that fails as a whole has all that came, others what is wrong inside it.
+                whole = min((f for f in faults if f["loc"][:depth] == at), key=lambda f: len(f["loc"]))
+                place = ".".join([where, *map(str, at)]).strip(".")
+                lines.append(f"{place}: {wanted}; got {whole['input']!r}")
+        elif fault["type"] == "extra_forbidden":
             lines.append(f"{place}: no such setting; {nearest(str(fault['loc'][-1]), names)}")
         elif fault["type"] == "missing":
             lines.append(f"{place}: this setting is required")
@@ -274,7 +296,7 @@ def resolve(
     try:
         checked = _schema(target)(**own)
     except pydantic.ValidationError as error:
-        raise explain(error, where, [*settings, *extra]) from None
+        raise explain(error, where, [*settings, *extra], _schema(target)) from None
     resolved: dict[str, Any] = {"kind": kind, **checked.model_dump(mode="json")}
     for name, setting in nested.items():
         value = given.get(name, setting.default)
@@ -302,7 +324,7 @@ def build(part: str, settings: Mapping[str, Any], *args: Any, **more: Any) -> An
         # Back through the schema: a tuple or an enumeration became a list or a string in config.yaml.
         checked = _schema(target)(**plain)
     except pydantic.ValidationError as error:
-        raise explain(error, part, known) from None
+        raise explain(error, part, known, _schema(target)) from None
     own.update({name: getattr(checked, name) for name in plain})
     try:
         return target(*args, **own, **more)

@@ -61,7 +61,7 @@ class Sweep(Result):
 
     @cached_property
     def sweep(self) -> dict[str, Any]:
-        """``sweep.json``: ``grid``, ``seeds``, ``best``, ``cells``, ``left_out`` and ``chosen``."""
+        """``sweep.json``: ``grid``, ``seeds``, ``best``, ``cells``, ``left_out``, ``untrained`` and ``chosen``."""
         return RunFolder(self.folder).sweep()
 
     @property

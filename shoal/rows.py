@@ -15,19 +15,21 @@ from torch import Tensor
 from .data.arrays import as_table
 from .data.dataset import Dataset
 from .data.normalisation import shifted
-from .errors import DataError
+from .errors import DataError, in_words
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows as the run's data set keeps them, before they are normalised; ``names`` are files, or ``None``: rows are counted.
+    """Rows as the run's data set keeps them, before they are normalised.
 
-    ``notes`` say what was missing in a table and which categories are new.
+    ``names`` are files, or ``None``: rows are counted. ``notes`` say what was missing in a table, which categories are
+    new, and which images were left out; then ``places`` are the numbers of the rows that are here.
     """
 
     features: np.ndarray
     names: tuple[str, ...] | None = None
     notes: tuple[str, ...] = ()
+    places: np.ndarray | None = None
 
 
 def read_rows(given: Any, serving: Mapping[str, Any], column: str | None = None) -> Rows:
@@ -94,7 +96,8 @@ def _npy(path: Path) -> np.ndarray:
     try:
         found = np.load(path, allow_pickle=False)
     except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as an array: {error}") from None
+        reason = in_words(error) if isinstance(error, OSError) else str(error)
+        raise DataError(f"{path}: cannot be read as an array: {reason}") from None
     assert isinstance(found, np.ndarray)
     return found
 
@@ -134,12 +137,14 @@ def _frame(path: Path, separator: str | None) -> pd.DataFrame:
 
 
 def _encoded(frame: pd.DataFrame, serving: Mapping[str, Any], where: str) -> Rows:
-    from .data.encoding import Encoding
+    from .data.encoding import Encoding, Unfit
     from .data.table import told
 
     tally: Counter[tuple[str, str]] = Counter()
     try:
         found = Encoding.from_json(serving["reader"]).apply(frame, tally)
+    except Unfit as error:
+        raise DataError(f"{where}: {error.fault}; {error.further}") from None
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
     return Rows(_checked(found, serving, where), notes=tuple(told(tally, len(frame))))
@@ -162,8 +167,8 @@ def _images(path: Path, serving: Mapping[str, Any], column: str | None) -> Rows:
     return _decoded([(path.name, path)], serving)
 
 
-def _column(path: Path, column: str | None) -> Iterator[tuple[str, bytes]]:
-    """The encoded images of a parquet file, as bytes or as structs with ``bytes``."""
+def _column(path: Path, column: str | None) -> Iterator[tuple[str, bytes | None]]:
+    """The encoded images of a parquet file, as bytes or as structs with ``bytes``; ``None`` where there are none."""
     import pyarrow
     import pyarrow.parquet
 
@@ -188,17 +193,31 @@ def _column(path: Path, column: str | None) -> Iterator[tuple[str, bytes]]:
     with pyarrow.parquet.ParquetFile(path) as file:
         for batch in file.iter_batches(columns=[column or able[0]], batch_size=256):
             for value in batch.column(0).to_pylist():
-                data = value.get("bytes") if isinstance(value, dict) else value
-                if data is None:
-                    raise DataError(f"{path}, row {row}: no image bytes; store the images' bytes in the file")
-                yield str(row), data
+                yield str(row), value.get("bytes") if isinstance(value, dict) else value
                 row += 1
 
 
-def _decoded(items: Sequence[tuple[str, Path | bytes]], serving: Mapping[str, Any], named: bool = True) -> Rows:
-    from .data.images import read_image
+def _decoded(items: Sequence[tuple[str, Path | bytes | None]], serving: Mapping[str, Any], named: bool = True) -> Rows:
+    """The images; those that cannot be read are an error, or left out where the run's own were (``unreadable``)."""
+    from .data.images import BrokenImage, left_out, read_image
 
-    pixels = [read_image(item, serving["reader"], name if named else f"row {name}") for name, item in items]
+    pixels, kept, lost = [], [], []
+    for place, (name, item) in enumerate(items):
+        where = name if named else f"row {name}"
+        try:
+            pixels.append(read_image(item, serving["reader"], where))
+            kept.append(place)
+        except BrokenImage as error:
+            if serving["reader"].get("unreadable") != "skip":
+                raise DataError(f"{error}; mend it or leave it out") from None
+            lost.append((where, error))
+    if lost and not kept:
+        raise DataError(f"none of {len(lost)} images can be read; the first: {lost[0][1]}")
     channels, height, width = serving["shape"]
     features = np.stack(pixels) if pixels else np.zeros((0, height, width, channels), np.uint8)
-    return Rows(_checked(features, serving, "the images"), tuple(name for name, _ in items) if named else None)
+    return Rows(
+        _checked(features, serving, "the images"),
+        tuple(items[place][0] for place in kept) if named else None,
+        (left_out([where for where, _ in lost], len(items)),) if lost else (),
+        np.array(kept, dtype=np.int64),
+    )

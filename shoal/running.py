@@ -15,7 +15,7 @@ from .bank import State
 from .config import Config
 from .data.dataset import Dataset
 from .engine import Engine, Gathering, make_engine, one_torch_thread
-from .errors import RunError, ShoalError
+from .errors import RunError, ShoalError, Stopped, in_words
 from .estimate import duration, estimate
 from .experiment import Experiment, Played, play_all
 from .export import export
@@ -52,7 +52,7 @@ def going_on(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt:
         raise Interrupted(folder) from None
     except OSError as error:
-        raise RunError(f"{error}; when that is mended go on with: shoal resume {folder}") from error
+        raise Stopped(in_words(error), folder) from error
 
 
 def dumped(config: Config) -> dict[str, Any]:
@@ -89,7 +89,8 @@ def start_run(
 
 def _write_environment(folder: RunFolder, setup: Setup) -> None:
     found = environment(setup.dataset.fingerprint)
-    known = {"configuration": leaves(dumped(setup.config)), "serving": serving(setup)}
+    known: dict[str, Any] = {"configuration": leaves(dumped(setup.config)), "serving": serving(setup)}
+    known["data_name"] = setup.dataset.name
     folder.write_json("environment.json", {**found, **known})
 
 
@@ -103,7 +104,8 @@ def resume_run(
 ) -> RunFolder:
     """Goes on with the run in a folder, from its last checkpoint; a finished one is left as it is.
 
-    ``report`` and ``gathering`` are those of `start_run`.
+    A finished one whose ``metrics.jsonl`` was cut since goes on from the last checkpoint that does not count on what
+    is lost; one whose lines were changed is an error. ``report`` and ``gathering`` are those of `start_run`.
     """
     folder = RunFolder(path)
     progress = progress or Quiet()
@@ -120,7 +122,16 @@ def resume_run(
         check_tracker(config)
         setup = assemble(config, dataset)
         _same_world(folder, setup, progress)
-        state, complaints = folder.checkpoints.load()
+        damage = folder.damage()
+        if damage is not None:
+            progress.say(damage)
+        usable = folder.usable()
+        if damage is not None and folder.edited(usable):
+            raise RunError(
+                f"{path}: {damage}, and nobody can tell which lines are still those of the run. Bring the old file "
+                f"back, or start again with --force"
+            )
+        state, complaints = folder.checkpoints.load(usable)
         for complaint in complaints:
             progress.say(f"{complaint}; falling back to the one before it")
         if state is None:
@@ -208,6 +219,8 @@ def _go(
                 state = replace(state, metrics_bytes=folder.append("metrics.jsonl", experiment.header(state)))
             else:
                 folder.cut(state.metrics_bytes, state.round)
+            # Of a run that had ended, and whose lines were damaged since, it says what is not so any more.
+            (folder.path / "summary.json").unlink(missing_ok=True)
             _announce(experiment, state, progress)
             progress.begin(_title(folder, config), config.rounds, max(0, state.round))
             tracker = Guard(folder.path, config, progress.say)
@@ -219,12 +232,18 @@ def _go(
             except KeyboardInterrupt:
                 keeper.save(keeper.state)
                 raise Interrupted(folder.path, max(0, keeper.state.round)) from None
+            except (Interrupted, Stopped):
+                raise
+            except ShoalError as error:  # not found before the run was begun: a part of one's own that changed its mind
+                keeper.save(keeper.state)
+                raise Stopped(f"round {keeper.state.round + 1}: {error}", folder.path) from error
             finally:
                 progress.end()
                 tracker.close()
             export(folder.path / "model.safetensors", state.bank, setup.world, serving(setup))
         finally:
             engine.close()
+    folder.seal()
     folder.write_json("summary.json", summarise(folder.path))
     if report:
         write_report(folder.path)

@@ -59,7 +59,7 @@ def resolve_config(raw: Mapping[str, Any]) -> Config:
     try:
         config = Config(**raw)
     except pydantic.ValidationError as error:
-        raise registry.explain(error, "", _names(error)) from None
+        raise registry.explain(error, "", _names(error), Config) from None
     except TypeError as error:
         raise ConfigError(f"a configuration is a mapping of names to settings: {error}") from None
     learner = registry.resolve("learner", config.local.learner, "local.learner", default="plain")

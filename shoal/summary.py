@@ -12,6 +12,26 @@ from .folder import RunFolder, read_lines
 from .metrics.base import Line, Measure
 from .registry import find
 
+NUMBERS = (
+    "method",
+    "seed",
+    "rounds",
+    "finished",
+    "acc",
+    "trainable_parameters",
+    "model_bytes",
+    "entries",
+    "server",
+    "seconds",
+    "evaluation_seconds",
+    "client_steps_per_second",
+    "engine",
+    "peak_memory_mb",
+    "updates",
+    "first_problem",
+    "problems",
+)
+"""What every summary has, whatever was measured."""
 _NEEDED = ("method", "seed", "rounds", "evaluate")
 _PROBLEMS = {"rejected": "rejected", "failed": "failed", "stragglers": "straggler", "skipped": "skipped"}
 """The counts of a round's record, and the records that name the clients."""
@@ -22,8 +42,9 @@ def summarise(folder: str | Path) -> dict[str, Any]:
 
     Reads ``config.yaml`` (resolved), ``metrics.jsonl`` and ``timings.jsonl``; the last two may be missing or end
     in a broken line, as after a power cut. ``rounds`` is how many rounds were done (the warm-up is none),
-    ``finished`` whether these are all. ``seconds`` is the time of all rounds, ``evaluation_seconds`` included,
-    and ``client_steps_per_second`` refers to it. ``problems`` counts, over all rounds, clients that were
+    ``finished`` whether these are all, and no line was lost or changed since the end. ``seconds`` is the time of all
+    rounds, ``evaluation_seconds`` included, and ``client_steps_per_second`` refers to it. ``problems`` counts, over all
+    rounds, clients that were
     rejected, failed, straggled or were skipped, and names them under ``clients``; ``updates`` counts those that
     reached the bank, and ``first_problem`` has the first reason. The rest comes from the
     measures that ``evaluate.measures`` names, each by its own definition; a measure cannot replace the numbers
@@ -53,7 +74,7 @@ def summarise(folder: str | Path) -> dict[str, Any]:
         "method": config["method"]["kind"],
         "seed": config["seed"],
         "rounds": done,
-        "finished": started and done >= config["rounds"],
+        "finished": started and done >= config["rounds"] and run.damage() is None,
         "acc": measured.get("acc"),
         "trainable_parameters": model.get("trainable_parameters"),
         "model_bytes": model.get("model_bytes"),

@@ -62,6 +62,8 @@ def sweep(
         lattice = lattice.ordered(list(folder.sweep().get("grid", {})))
     raw["variants"] = _cells(raw, lattice)
     found, store = checked(raw), Data(data)
+    if best is not None:
+        parse_choice(best, dict.fromkeys(kind for _, config in found for kind in config.evaluate.measures))
     _assembled(found, path, store, choice, force)
     begun = {
         "grid": {key: list(values) for key, values in lattice.values.items()},
@@ -134,6 +136,11 @@ def _assembled(
             raise ConfigError(
                 f"{single.variant}: --best {choice.number} needs validation rows, but no target of the stream has any; "
                 f"set stream.validation, such as stream.validation=0.1"
+            )
+        if choice.number == "validation_accuracy" and setup.dataset.is_regression:
+            raise ConfigError(
+                f"{single.variant}: --best {choice.number}: the models learn real values, which are neither right nor "
+                f"wrong; use --best validation_loss"
             )
         if not config.evaluate.every:
             raise ConfigError(

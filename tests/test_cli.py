@@ -48,6 +48,18 @@ def test_run_prints_a_table_and_is_quiet_where_there_is_no_terminal(shoal: Shoal
     }
 
 
+def test_the_table_of_a_run_has_mean_and_worst_tenth_of_further_metrics(shoal: Shoal, tmp_path: Path) -> None:
+    said = shoal("run", *SMALL, "evaluate.metrics=[f1]")
+    assert said.code == 0, said.err
+    rows = dict(
+        (cell.strip() for cell in line.strip("│").split("│")) for line in said.out.splitlines() if line.count("│") == 3
+    )
+    spread = json.loads((tmp_path / "runs/quickstart/summary.json").read_text())["over_targets"]
+    assert rows["f1"] == f"{spread['f1']['mean']:.4g}"
+    for name in ("accuracy", "f1"):
+        assert rows[f"{name}, worst tenth"] == f"{spread[name]['worst_decile']:.4g} (over {spread[name]['n']} targets)"
+
+
 def test_a_finished_run_is_not_overwritten(shoal: Shoal) -> None:
     assert shoal("run", *SMALL).code == 0
     said = shoal("run", *SMALL)

@@ -64,6 +64,11 @@ def nothing(outputs, targets):
     return None
 
 
+def in_place(outputs, targets):
+    targets.mul_(0)
+    return outputs.neg_().sum(1)
+
+
 def detached(outputs, targets):
     return focal(outputs.detach(), targets)
 
@@ -209,6 +214,16 @@ def test_a_function_by_rows():
     assert none.isnan().all()
     with pytest.raises(ConfigError, match=r"one's|must give the loss of each row"):
         loss_of(own("scalar")).score(logits, y)
+
+
+def test_a_loss_that_works_in_place_changes_nothing_that_is_measured_after_it():
+    outputs, targets = torch.tensor([[1.0, 2.0], [4.0, 3.0]]), torch.tensor([1, 1])
+    kept = outputs.clone(), targets.clone()
+    rows, right = loss_of(own("in_place")).score(outputs, targets)
+    assert rows.tolist() == [-3.0, -7.0]
+    assert right.tolist() == [1.0, 0.0]
+    assert torch.equal(outputs, kept[0])
+    assert torch.equal(targets, kept[1])
 
 
 def test_row_losses_work_row_by_row_under_vmap():

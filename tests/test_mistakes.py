@@ -151,7 +151,7 @@ def test_a_full_disk_is_an_error_that_says_how_to_go_on(
     with monkeypatch.context() as patched:
         patched.setattr(running.RunFolder, "append", full)
         said = shoal("run", "small.yaml", "--out", "a")
-    assert said.code == 2
+    assert said.code == 3
     assert "No space left on device; when that is mended go on with: shoal resume a" in said.err
     assert shoal("resume", "a").code == 0
 

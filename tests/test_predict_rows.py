@@ -136,6 +136,80 @@ def test_images_from_a_folder_a_file_and_parquet(tmp_path: Path) -> None:
         library.predict(run, tmp_path / "empty")
 
 
+def grey_folder(path: Path, seed: int = 5) -> np.ndarray:
+    """Grey images of two classes, which decode to the same pixels as ``L`` and as grey ``RGB``."""
+    images = np.random.default_rng(seed).integers(0, 256, (20, 4, 4, 1), dtype=np.uint8)
+    images[1::2] //= 2
+    save_images(path, images, ["cat" if i % 2 else "dog" for i in range(20)])
+    return images
+
+
+def test_colours_are_no_rows_of_a_model_of_grey_images_unless_the_rule_made_them_grey(tmp_path: Path) -> None:
+    images = grey_folder(tmp_path / "train")
+    colours = np.random.default_rng(6).integers(0, 256, (3, 4, 4, 3), dtype=np.uint8)
+    save_images(tmp_path / "colours", colours, ["x"] * 3)
+    save_images(tmp_path / "grey", images[:3], ["x"] * 3)
+    data = {"kind": "folder", "path": str(tmp_path / "train"), "cache": None}
+    as_they_are = library.run({**CONFIG, "data": data}, out=tmp_path / "a").folder
+    declared = library.run({**CONFIG, "data": {**data, "channels": 1}}, out=tmp_path / "b").folder
+    with pytest.raises(DataError, match=r"x/000\.png: an image with colours, .* train with data\.channels: 1"):
+        library.predict(as_they_are, tmp_path / "colours")
+    assert len(library.predict(declared, tmp_path / "colours")) == 3
+    of_grey = [library.predict(run, tmp_path / "grey") for run in (as_they_are, declared)]
+    pd.testing.assert_frame_equal(*of_grey)
+    # The other way round grey images among colours were repeated in training, and are here.
+    save_images(tmp_path / "train", colours, ["cat"] * 3)
+    mixed = library.run({**CONFIG, "data": data}, out=tmp_path / "c").folder
+    assert len(library.predict(mixed, tmp_path / "grey")) == 3
+
+
+@pytest.mark.parametrize("unreadable", ["error", "skip"])
+def test_images_that_cannot_be_read_are_treated_as_in_training(tmp_path: Path, shoal: Shoal, unreadable: str) -> None:
+    images = grey_folder(tmp_path / "train")
+    data = {"kind": "folder", "path": str(tmp_path / "train"), "cache": None, "unreadable": unreadable}
+    run = library.run({**CONFIG, "data": data}, out=tmp_path / "run").folder
+    save_images(tmp_path / "further", images[:4], ["x"] * 4)
+    whole = library.predict(run, tmp_path / "further")
+    good = [(tmp_path / "further" / "x" / f"{i:03}.png").read_bytes() for i in range(4)]
+    (tmp_path / "further" / "x" / "001.png").write_bytes(good[1][:40])
+    pd.DataFrame({"image": [good[0], b"no image", None, good[3]]}).to_parquet(tmp_path / "packed.parquet")
+    if unreadable == "error":
+        with pytest.raises(DataError, match=r"^x/001\.png: no image that pillow can read"):
+            library.predict(run, tmp_path / "further")
+        with pytest.raises(DataError, match=r"^row 1: no image"):
+            library.predict(run, tmp_path / "packed.parquet")
+        return
+    found = library.predict(run, tmp_path / "further")
+    assert list(found["file"]) == ["x/000.png", "x/002.png", "x/003.png"]
+    pd.testing.assert_frame_equal(found, whole.drop(index=1).reset_index(drop=True), atol=1e-6)
+    note = "1 of 4 images cannot be read and are left out: x/001.png"
+    assert found.attrs["notes"] == [note]
+    assert f"note: {note}\n" in shoal("predict", str(run), str(tmp_path / "further")).out
+    packed = library.predict(run, tmp_path / "packed.parquet")
+    assert list(packed["row"]) == [0, 3]  # the numbers of the rows in the file
+    assert packed.attrs["notes"] == ["2 of 4 images cannot be read and are left out: row 1, row 2"]
+    with pytest.raises(DataError, match=r"none of 1 images can be read; the first: 001\.png: no image"):
+        library.predict(run, tmp_path / "further" / "x" / "001.png")
+
+
+def test_what_to_do_with_a_table_that_does_not_fit_is_said_of_the_rows_not_of_the_run(tmp_path: Path) -> None:
+    rows = {"size": [1.0, 5.0] * 20, "kind": ["a", "b"] * 20, "label": ["low", "high"] * 20}
+    pd.DataFrame(rows).to_csv(tmp_path / "rows.csv", index=False)
+    rules = {"missing_category": "error", "unseen": "error"}
+    data = {"kind": "table", "path": str(tmp_path / "rows.csv"), "label": "label", **rules}
+    run = library.run({**CONFIG, "data": data}, out=tmp_path / "run").folder
+    for changes, message in (
+        ({"size": [None, 5.0]}, r"'size': 1 of 2 rows have no value, .* row 1; fill them in, or leave those rows out"),
+        ({"size": ["1,5", "5"]}, r"'size': 1 of 2 values are no numbers, such as '1,5' .* with a decimal point"),
+        ({"kind": [None, "b"]}, r"'kind': 1 of 2 rows have no category, .* fill them in, or leave those rows out"),
+        ({"kind": ["c", "b"]}, r"'kind': 1 of 2 rows have a category that no training row has, .*; leave them out"),
+    ):
+        with pytest.raises(DataError, match=message) as caught:
+            library.predict(run, pd.DataFrame({"size": [1.0, 5.0], "kind": ["a", "b"], **changes}))
+        assert "set data." not in str(caught.value)
+        assert "data.categorical" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("rows", "message"),
     [

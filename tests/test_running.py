@@ -96,12 +96,24 @@ def test_resume_warns_of_other_versions(tmp_path: Path) -> None:
     assert any("versions changed" in text and "numpy 0.9 ->" in text for text in listener.said)
 
 
-def test_resume_refuses_lines_that_were_cut_from_outside(tmp_path: Path) -> None:
+def test_lines_that_were_cut_from_outside_are_played_again_from_the_checkpoint_before(tmp_path: Path) -> None:
+    whole = shoal.run(CONFIG, out=tmp_path / "whole", data=table())
     folder = interrupted(tmp_path / "run")
     metrics = folder.path / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-5])
+    listener = Listener()
+    shoal.resume(folder.path, data=table(), progress=listener)
+    assert "checkpoint of round 2: counts on lines that metrics.jsonl has lost" in " ".join(listener.said)
+    assert metrics.read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
+
+
+def test_resume_refuses_lines_that_no_checkpoint_goes_without(tmp_path: Path) -> None:
+    folder = interrupted(tmp_path / "run")
+    metrics = folder.path / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:50])
     with pytest.raises(RunError, match="changed from outside"):
         shoal.resume(folder.path, data=table())
+    assert metrics.stat().st_size == 50
 
 
 def test_a_folder_is_locked_while_it_is_used(tmp_path: Path) -> None:

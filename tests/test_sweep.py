@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import yaml
 from conftest import Shoal
 
 import shoal as library
-from shoal.choice import Choice, conclude, number_in, parse_choice, pick
 from shoal.data.digits import Digits
 from shoal.errors import ConfigError, RunError
 from shoal.experiment import Experiment
@@ -238,95 +236,6 @@ def test_a_sweep_does_not_take_the_folder_of_another_run(tmp_path: Path) -> None
     (tmp_path / "o" / "thesis.tex").write_text("x")
     with pytest.raises(RunError, match="other files"):
         library.sweep(BASE, {"local.lr": [0.1, 0.2]}, out=tmp_path / "o")
-
-
-# ---- choosing ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "choice"),
-    [
-        ("validation_accuracy", Choice("validation_accuracy", "max")),
-        ("validation_loss", Choice("validation_loss", "min")),
-        ("max:validation_loss", Choice("validation_loss", "max")),
-        ("min:client_drift", Choice("client_drift", "min")),
-        ("max:mine.b@1", Choice("mine.b@1", "max")),
-    ],
-)
-def test_numbers_to_choose_by(text: str, choice: Choice) -> None:
-    assert parse_choice(text) == choice
-
-
-@pytest.mark.parametrize(
-    "text", ["acc", "loss", "min:loss", "accuracy_by_target.task=3", "bwt_f.seen", "max:acc_last5"]
-)
-def test_numbers_of_test_rows_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="Settings are chosen on validation rows"):
-        parse_choice(text)
-
-
-@pytest.mark.parametrize("text", ["validation_acuracy", "client_drift", "", "min:", "most:client_drift"])
-def test_numbers_without_a_better_end_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="with its better end"):
-        parse_choice(text)
-
-
-def test_numbers_of_a_summary() -> None:
-    summary = {"a": 1, "b": {"c.d": {"e": 2.5}, "n": None, "t": True}, "x": math.inf}
-    assert [number_in(summary, name) for name in ("a", "b.c.d.e", "b.n", "b.t", "x", "b", "no", "a.b")] == [
-        1.0, 2.5, None, None, None, None, None, None,
-    ]  # fmt: skip
-
-
-def cell(name: str, mean: float | None) -> dict[str, Any]:
-    return {"cell": name, "mean": mean}
-
-
-def test_ties_go_to_the_first_and_missing_means_are_passed_over() -> None:
-    cells = [cell("a", None), cell("b", 0.5), cell("c", 0.7), cell("d", 0.7), cell("e", -1.0), cell("f", -1.0)]
-    assert pick(cells, "max") == "c"
-    assert pick(cells, "min") == "e"
-    assert pick(cells[:1], "max") is None
-    assert pick([cell("zero", 0.0), cell("one", -0.5)], "max") == "zero"
-
-
-def made(
-    path: Path, values: dict[str, list[float | None]], take: str = "max", number: str = "validation_loss"
-) -> RunFolder:
-    """A folder like that of a finished sweep, with these numbers by cell and seed."""
-    folder = RunFolder(path)
-    path.mkdir()
-    variants = {name: {"local.lr": i + 1} for i, name in enumerate(values)}
-    seeds = list(range(len(next(iter(values.values())))))
-    folder.write_yaml("config.yaml", {**BASE, "variants": variants, "seeds": seeds})
-    folder.write_json("sweep.json", {"grid": {}, "best": {"number": number, "take": take}, "finished": False})
-    for name, numbers in values.items():
-        for seed, value in enumerate(numbers):
-            (path / name / str(seed)).mkdir(parents=True)
-            RunFolder(path / name / str(seed)).write_json("summary.json", {number: value, "client_drift": 1.0})
-    return folder
-
-
-def test_a_cell_that_lacks_a_seed_is_left_out_and_named(tmp_path: Path) -> None:
-    # By hand: a has the mean (1 + 2 + 6) / 3 = 3 and the deviation sqrt((4 + 1 + 9) / 2) = sqrt(7), c has 2 and 0.
-    folder = made(tmp_path / "s", {"a": [1.0, 2.0, 6.0], "b": [0.1, None, 0.1], "c": [2.0, 2.0, 2.0]}, "min")
-    conclude(tmp_path / "s")
-    found = folder.sweep()
-    a, b, c = found["cells"]
-    assert (a["mean"], a["sd"], a["n"]) == (3.0, pytest.approx(math.sqrt(7)), 3)
-    assert (b["mean"], b["sd"], b["n"]) == (None, None, 2)
-    assert (c["mean"], c["sd"], c["n"]) == (2.0, 0.0, 3)
-    assert found["chosen"] == "c"
-    assert found["left_out"] == ["b"]
-    assert found["finished"] is True
-    assert yaml.safe_load((tmp_path / "s" / "best.yaml").read_text())["local"] == {"lr": 3}
-
-
-def test_a_number_that_no_cell_has_is_an_error_that_keeps_the_runs(tmp_path: Path) -> None:
-    made(tmp_path / "s", {"a": [None], "b": [None]}, number="client_drft")
-    with pytest.raises(ConfigError, match=r"no cell has this number.*did you mean 'client_drift'"):
-        conclude(tmp_path / "s")
-    assert not (tmp_path / "s" / "best.yaml").exists()
 
 
 # ---- on the command line -------------------------------------------------------------------------------------------

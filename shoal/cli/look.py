@@ -13,6 +13,7 @@ import typer
 from .. import registry
 from ..errors import ConfigError
 from ..loading import expand, is_many, load, overridden, parse_overrides, parse_value, read_yaml, recipes
+from ..report.load import distinct
 from ..report.page import write_report
 from ..running import dumped
 from ..setup import assemble, resolve_config
@@ -103,6 +104,7 @@ def compare(
     out_dir: Annotated[
         Path | None, typer.Option("--out", help="Where the comparison is written; default runs/compare-NAME-NAME.")
     ] = None,
+    force: Annotated[bool, typer.Option(help="Replace a comparison that is there already.")] = False,
 ) -> None:
     """Lay runs side by side: a table, what can be said of it, comparison.json and report.html."""
     from ..report.side_by_side import write_comparison
@@ -113,7 +115,7 @@ def compare(
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{folder} holds no run (there is no such folder)")
-    page = write_comparison(folders, place)
+    page = write_comparison(folders, place, force)
     comparison = json.loads((place / "comparison.json").read_text(encoding="utf-8"))
     show_comparison(comparison)
     for sentence in comparison.get("findings", []):
@@ -123,7 +125,7 @@ def compare(
 
 def _name(folders: list[Path]) -> str:
     """The default folder of a comparison; long ones end in a hash."""
-    name = "-".join(["compare", *(folder.resolve().name for folder in folders)])
+    name = "-".join(["compare", *(name.replace("/", "-") for name in distinct(folders))])
     key = hashlib.sha256("\n".join(str(folder.resolve()) for folder in folders).encode()).hexdigest()[:8]
     return name if len(name) <= 80 else f"{name[:71]}-{key}"
 

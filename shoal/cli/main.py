@@ -7,18 +7,18 @@ from pathlib import Path
 
 import click
 
-from ..errors import ShoalError
+from ..errors import ShoalError, Stopped, in_words
 from ..running import Interrupted
 from . import look, play, use  # noqa: F401  (each adds its commands)
 from .app import app
 from .tables import err
 
-INTERRUPTED = 130
-"""The exit code of a command that was interrupted."""
+REFUSED, STOPPED, INTERRUPTED = 2, 3, 130
+"""The exit codes of a command that was refused, of a run that had begun and cannot go on, and of an interrupt."""
 
 
 def main() -> int:
-    """Runs a command and gives its exit code; errors of ours are one message and 2, an interrupt is 130."""
+    """Runs a command and gives its exit code; docs/commands.md says what they mean. Errors of ours are one message."""
     sys.path.insert(0, str(Path.cwd()))  # parts of one's own by import path, as with python -m
     try:
         code = app(standalone_mode=False)
@@ -30,7 +30,11 @@ def main() -> int:
         return error.exit_code
     except Interrupted as error:
         err.print(str(error), markup=False, soft_wrap=True)
-    except (ShoalError, OSError) as error:
+    except Stopped as error:
         err.print(f"error: {error}", markup=False, soft_wrap=True)
-        return 2
+        return STOPPED
+    except (ShoalError, OSError) as error:
+        said = in_words(error) if isinstance(error, OSError) else str(error)
+        err.print(f"error: {said}", markup=False, soft_wrap=True)
+        return REFUSED
     return INTERRUPTED

@@ -96,8 +96,12 @@ def show_choice(result: Sweep) -> None:
         ["cell", *keys, "mean", "sd", "n", ""],
         body,
     )
-    if result.sweep["left_out"]:
-        print_line(f"left out, because {number} is missing: " + ", ".join(result.sweep["left_out"]))
+    untrained = result.sweep.get("untrained", [])
+    missing = [name for name in result.sweep["left_out"] if name not in untrained]
+    if untrained:
+        print_line("left out, because nothing was trained: " + ", ".join(untrained))
+    if missing:
+        print_line(f"left out, because {number} is missing: " + ", ".join(missing))
     print_line(f"best: {result.chosen}, as a configuration: {result.best}")
     found = result.summary["variants"].get(result.chosen, {}).get("numbers", {}).get("acc")
     if found:
@@ -116,10 +120,10 @@ def _show_run(result: Result) -> None:
     for name, spread in (summary.get("over_targets") or {}).items():
         if name == "loss" and "loss" not in main:
             continue
-        if spread.get("n", 0) > 1:
-            values.append([f"{name}, worst tenth", f"{plain(spread.get('worst_decile'))} of {spread['n']} targets"])
-        elif name not in ("accuracy", "loss"):
+        if name not in ("accuracy", "loss"):
             values.append([name, plain(spread.get("mean"))])
+        if spread.get("n", 0) > 1:
+            values.append([f"{name}, worst tenth", f"{plain(spread.get('worst_decile'))} (over {spread['n']} targets)"])
     forgetting, forward = summary.get("forgetting") or {}, summary.get("forward_transfer") or {}
     if forgetting.get("best") is not None:
         values.append(["forgetting, best", plain(forgetting["best"])])

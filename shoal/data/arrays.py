@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import DataError
 from .dataset import Dataset
-from .source import Array, Decoded, Source, assemble, class_codes
+from .source import Array, Decoded, Source, assemble, class_codes, many_classes
 
 _CHANNELS = (1, 2, 3, 4)
 _REGRESSION = "; to predict numbers (a regression) say learn='values'"
@@ -31,12 +31,12 @@ def from_arrays(
 ) -> Dataset:
     """A data set from numpy arrays or torch tensors; the values are copied.
 
-    ``x`` is images, uint8 ``[n, height, width]`` or ``[n, height, width, channels]``, or a table of numbers
-    ``[n, features]`` (kept as float32, normalised in float64). ``y`` is one label per row, any integers or strings. Without ``x_test`` and
-    ``y_test``, ``test`` rows (a share below 1, or a number) are held out, stratified by label and ``columns`` and
-    drawn with ``seed``. ``columns`` are groupings of the rows, such as a domain, with one integer or string for each
-    row of ``x`` and then of ``x_test``. ``normalize`` is that of the other sources (for a table per feature);
-    ``none`` leaves the values alone.
+    ``x`` is images, uint8 ``[n, height, width]`` or ``[n, height, width, channels]``, or a table of numbers ``[n,
+    features]`` (normalised in float64, kept as float32). ``y`` is one label per row, any integers or strings. Without
+    ``x_test`` and ``y_test``, ``test`` rows (a share below 1, or a number) are held out, stratified by label and
+    ``columns`` and drawn with ``seed``. ``columns`` are groupings of the rows, such as a domain, with one integer or
+    string for each row of ``x`` and then of ``x_test``. ``normalize`` is that of the other sources (for a table per
+    feature); ``none`` leaves the values alone.
 
     With ``learn="values"`` (a regression) ``y`` is numbers, ``[n]`` or ``[n, outputs]``; the models learn them with
     mean 0 and deviation 1 over the training rows, and `Dataset.in_units` leads back.
@@ -75,7 +75,10 @@ def from_arrays(
         column: class_codes(_listed(values, f"columns[{column!r}]", len(features)), f"columns[{column!r}]")
         for column, values in (columns or {}).items()
     }
-    rows = Decoded(features, codes, classes, groups, train_rows, peak, values=None if classed else wanted)
+    notes = many_classes(classes, len(codes), "say learn='values'") if classed and features.ndim == 2 else []
+    rows = Decoded(
+        features, codes, classes, groups, train_rows, peak, values=None if classed else wanted, notes=tuple(notes)
+    )
     return assemble(rows, name, normalize, test=test, split_seed=seed)
 
 

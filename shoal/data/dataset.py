@@ -44,7 +44,8 @@ class Dataset:
     original ones. ``targets`` is what the models learn: the labels, unless a stream gives every task a head of its own.
 
     Of a regression ``values`` is what the models learn, float32 ``[rows, outputs]``, standardised: in the units of
-    the source it is ``values * value_scale + value_offset`` (float64, see `in_units`). Its rows are all of one class, ``("all",)``.
+    the source it is ``values * value_scale + value_offset`` (float64, see `in_units`). Its rows are all of one class,
+    ``("all",)``.
 
     A row index ``r`` means base row ``r % len(labels)`` under transform ``r // len(labels)``, so a task of
     rotated images costs no memory. Base rows in ``train`` and ``test`` never overlap.

@@ -13,9 +13,9 @@ Array = np.ndarray
 def repeated(features: Array, labels: Array, values: Array | None, train: Array, test: Array) -> list[str]:
     """A note on the test rows that equal a training row in all features and in what is learned; empty for images.
 
-    ``features`` is ``[n, features]`` (or images), ``labels`` ``[n]``, ``values`` ``[n, outputs]`` or ``None``; ``train``
-    and ``test`` are positions. A model that learned such a row by heart is right there, so the score of the test rows
-    says less of new ones.
+    ``features`` is ``[n, features]`` (or images), ``labels`` ``[n]``, ``values`` ``[n, outputs]`` or ``None``;
+    ``train`` and ``test`` are positions. A model that learned such a row by heart is right there, so the score of the
+    test rows says less of new ones.
     """
     if features.ndim != 2 or not len(test):
         return []

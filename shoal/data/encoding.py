@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from ..errors import DataError
-from .frames import MISSING, Array, first_row, numbers, texts
+from .frames import MISSING, Array, distinct, first_row, grouped, numberlike, numbers, texts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,6 +19,18 @@ Fill = Literal["error", "mean", "median", "zero", "drop"]
 
 NO_CATEGORY = "(missing)"
 OTHER = "(other)"
+
+
+class Unfit(DataError):
+    """Rows that do not fit an encoding: the ``fault``, and the advice for rows to learn from.
+
+    ``further`` is the advice for rows that a finished model shall predict: no setting can help them any more.
+    """
+
+    def __init__(self, fault: str, advice: str, further: str) -> None:
+        super().__init__(f"{fault}; {advice}")
+        self.fault = fault
+        self.further = further
 
 
 @dataclass(frozen=True)
@@ -131,9 +143,12 @@ class Encoding:
         gaps = np.isnan(values)
         if gaps.any():
             if column.fill is None:
-                raise DataError(
+                raise Unfit(
                     f"column {column.name!r}: {int(gaps.sum())} of {len(gaps)} rows have no value, the first is "
-                    f"row {first_row(gaps, frame.index)}; fill them in, or set data.missing (mean, median, zero, drop)"
+                    f"row {first_row(gaps, frame.index)}",
+                    "fill them in, or set data.missing (mean, median, zero, drop)",
+                    f"fill them in, or leave those rows out: the model was trained with data.missing: "
+                    f"{self.rules.missing}, which gives it no value to put there",
                 )
             tally["filled", column.name] += int(gaps.sum())
             values = np.where(gaps, column.fill, values)
@@ -150,17 +165,21 @@ class Encoding:
         if self.rules.missing_category == "error":
             gaps = np.fromiter((value is None for value in given), dtype=bool, count=count)
             if gaps.any():
-                raise DataError(
+                raise Unfit(
                     f"column {column.name!r}: {int(gaps.sum())} of {count} rows have no category, the first is row "
-                    f"{first_row(gaps, frame.index)}; fill them in, or set data.missing_category: own"
+                    f"{first_row(gaps, frame.index)}",
+                    "fill them in, or set data.missing_category: own",
+                    "fill them in, or leave those rows out: the model was trained with data.missing_category: error",
                 )
         if strange.any():
             if not column.other:
                 value = given[strange][0]
-                raise DataError(
+                raise Unfit(
                     f"column {column.name!r}: {int(strange.sum())} of {count} rows have a category that no training "
                     f"row has, such as {NO_CATEGORY if value is None else repr(value)} in row "
-                    f"{first_row(strange, frame.index)}; leave them out, or train with data.unseen: other"
+                    f"{first_row(strange, frame.index)}",
+                    "leave them out, or train with data.unseen: other",
+                    "leave them out: the model was trained with data.unseen: error",
                 )
             tally["other", column.name] += int(strange.sum())
             codes[strange] = len(column.categories)
@@ -190,15 +209,14 @@ def checked_numbers(column: pd.Series[Any], name: str, rules: Rules) -> Array:
     values, wrong = numbers(column, rules.decimal, rules.gaps)
     if wrong.any():
         text = str(column[wrong].iloc[0])
-        comma = rules.decimal == "." and "," in text
-        hint = (
-            "where the comma is the decimal mark, set data.decimal: ','"
-            if comma
-            else f"mend it, list {name!r} under data.categorical or data.ignore"
-        )
-        raise DataError(
+        hint = _hint(column, wrong, name, rules)
+        mark = "the decimal comma" if rules.decimal == "," else "a decimal point"
+        raise Unfit(
             f"column {name!r}: {int(wrong.sum())} of {len(wrong)} values are no numbers, such as {text!r} in row "
-            f"{first_row(wrong, column.index)}; {hint} (data.missing_values names texts that mean a missing value)"
+            f"{first_row(wrong, column.index)}",
+            f"{hint} (data.missing_values names texts that mean a missing value)",
+            f"write them as in the training rows, with {mark} and nothing between thousands; a missing value is an "
+            f"empty cell",
         )
     with np.errstate(over="ignore"):
         endless = np.isinf(values.astype(np.float32))
@@ -208,6 +226,26 @@ def checked_numbers(column: pd.Series[Any], name: str, rules: Rules) -> Array:
             f"{first_row(endless, column.index)}; mend them or leave those rows out"
         )
     return values
+
+
+def _hint(column: pd.Series[Any], wrong: Array, name: str, rules: Rules) -> str:
+    """What to do about the values that are no numbers."""
+    bad = numberlike(distinct(column[wrong]))
+    mark = grouped(bad)
+    comma = rules.decimal == "." and any("," in text for text in bad)
+    if mark is not None:
+        # 1,120 alone may be 1.12; beside 2.5 or 1,120.68 it is not.
+        pointed = any("." in text for text in distinct(column))
+        if comma and not pointed and all(text.count(",") == 1 for text in bad):
+            return (
+                "if the comma separates thousands, remove it from the numbers of the file; where it is the decimal "
+                "mark, set data.decimal: ','"
+            )
+        more = ", and set data.decimal: ','" if comma and mark == "." else ""
+        return f"{mark!r} separates thousands there: remove it from the numbers of the file{more}"
+    if comma:
+        return "where the comma is the decimal mark, set data.decimal: ','"
+    return f"mend it, list {name!r} under data.categorical or data.ignore"
 
 
 def fit(frame: pd.DataFrame, columns: Sequence[tuple[str, bool]], rules: Rules) -> Encoding:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow
+import pyarrow.compute
 import pyarrow.csv
 import pyarrow.parquet
 
@@ -27,6 +28,8 @@ MISSING = ("", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL", "None",
 """Texts that mean a missing value, in any file."""
 
 _WHOLE = re.compile(r"([+-]?\d+)\.0+")
+_PADDED = r"^\s*0[0-9][0-9.,]*\s*$"
+_GROUPED = re.compile(r"[+-]?\d{1,3}([,.'\u2019 \u00a0\u202f])\d{3}(?:\1\d{3})*(?:[.,]\d+)?")
 _DAMAGE = (OSError, EOFError, UnicodeDecodeError, zlib.error, csv.Error, pyarrow.ArrowInvalid)
 _BLOCK = 2**26
 """Bytes that are parsed at a time; a row with thousands of values must fit."""
@@ -154,6 +157,43 @@ def numbers(column: pd.Series[Any], decimal: str = ".", missing: Collection[str]
         pointed = text.str.contains(".", regex=False, na=False).to_numpy(bool) & ~empty
         values, wrong = np.where(pointed, np.nan, values), wrong | pointed
     return values, wrong
+
+
+def padded(column: pd.Series[Any], missing: Collection[str] = MISSING) -> str | None:
+    """The first value that is written with a leading zero before another digit, such as ``00012``: a name, no amount.
+
+    ``None`` where there is no such value.
+    """
+    if holds_numbers(column) is not None:
+        return None
+    try:
+        written = pyarrow.array(column, pyarrow.string(), from_pandas=True)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):  # not all of them are texts
+        written = pyarrow.array(column.dropna().astype(str), pyarrow.string())
+    if isinstance(written, pyarrow.ChunkedArray):
+        written = written.combine_chunks()
+    found = written.filter(pyarrow.compute.match_substring_regex(written, _PADDED)).unique().to_pylist()
+    return next((text.strip() for text in found if text is not None and text.strip() not in missing), None)
+
+
+def distinct(column: pd.Series[Any]) -> list[str]:
+    """The different values of a column as texts without spaces around them, as they are written."""
+    return [str(value).strip() for value in column.dropna().astype(str).unique()]
+
+
+def numberlike(values: Collection[str]) -> list[str]:
+    """Those of the texts that begin and end like a number."""
+    return [value for value in values if value[-1:].isdecimal() and value.lstrip("+-")[:1].isdecimal()]
+
+
+def grouped(values: Collection[str]) -> str | None:
+    """The separator of thousands in these texts, such as the comma of ``-1,120.68``; ``None`` unless all can have one.
+
+    A text like ``1,120`` says the same as ``1.12`` where the comma is the decimal mark; it counts as grouped.
+    """
+    found = [_GROUPED.fullmatch(value) for value in values]
+    marks = {match[1] for match in found if match is not None}
+    return marks.pop() if len(marks) == 1 and None not in found else None
 
 
 def holds_numbers(column: pd.Series[Any]) -> bool | None:

@@ -13,6 +13,7 @@ import pydantic
 from PIL import Image, ImageOps
 
 from ..errors import ConfigError, DataError
+from .memory import check_room
 
 Array = np.ndarray
 
@@ -27,7 +28,7 @@ Channels = Annotated[Literal[1, 3] | None, pydantic.BeforeValidator(_no_boolean)
 """``null``: as they are, one channel if all images are grey, else three; 1 makes colours grey, 3 repeats grey."""
 
 _Side = Annotated[int, pydantic.Field(ge=1)]
-Size = _Side | tuple[_Side, _Side] | None
+Size = _Side | Annotated[tuple[_Side, _Side], pydantic.Field(description="[height, width]")] | None
 """The side of a square or ``[height, width]``; ``null``: as they are, which must be one size."""
 
 Fit = Literal["resize", "pad"]
@@ -126,6 +127,8 @@ def decode_images(items: Callable[[], Iterable[tuple[str, Data]]], rows: int, ru
     ``items`` is asked for an iterator, a second time only if colours come after grey images and the rule does not say
     how many channels there are. ``what`` names the source in errors. Raises `DataError`, naming the image.
     """
+    if rule.size is not None:
+        check_room(rows, rule.size, rule.channels or 1, what)
     try:
         return _decode(items(), rows, rule, what, "RGB" if rule.channels == 3 else "L")
     except _Colour:
@@ -152,6 +155,7 @@ def _decode(items: Iterable[tuple[str, Data]], rows: int, rule: Rule, what: str,
             raise _Colour
         pixels = _pixels(_formed(_in_mode(plain, mode), rule, where))
         if out is None:
+            check_room(rows, pixels.shape[:2], pixels.shape[2], what)
             out, first = np.empty((rows, *pixels.shape), dtype=np.uint8), name
         if pixels.shape != out.shape[1:]:
             raise DataError(
@@ -218,6 +222,7 @@ def fitted(pixels: Array, rule: Rule, where: str) -> Array:
         return pixels if n else pixels.reshape(0, *size, wanted)
     if channels not in (1, 3):
         raise DataError(f"{where}: images of {channels} channels; only those of 1 or 3 can be resized or converted")
+    check_room(n, size, wanted, where)
     out = np.empty((n, *size, wanted), dtype=np.uint8)
     mode = "L" if wanted == 1 else "RGB"
     for row, image in enumerate(pixels):

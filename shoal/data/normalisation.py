@@ -17,7 +17,7 @@ _ROUNDING = 8 * float(np.finfo(np.float64).eps)
 
 
 class Stored(NamedTuple):
-    """Features as a data set keeps them: ``(features + shift) * raw scale + raw offset`` is ``features * scale + offset``.
+    """Features as a data set keeps them, and how they become inputs: ``features * scale + offset``.
 
     ``features`` is uint8 or float32; ``shift`` (float64 ``[features]``) was subtracted from a table's numbers, ``None``
     where none of them was shifted. ``scale`` and ``offset`` are float32.

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ConfigError, DataError, nearest
 from .encoding import Rules, checked_numbers
-from .frames import Array, holds_numbers, numbers, texts
+from .frames import Array, distinct, grouped, holds_numbers, numberlike, numbers, padded, texts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,19 +73,28 @@ class Roles:
                 raise ConfigError(f"data.{other}: column {both[0]!r} is named by data.{one} too; it can be one of them")
 
     def is_numeric(self, column: pd.Series[Any], name: str) -> bool:
-        """Whether a feature is numeric: as declared, or by what it holds; raises `DataError` for a mixture."""
+        """Whether a feature is numeric: as declared, or by what it holds; raises `DataError` for a mixture.
+
+        Numbers with leading zeros are names.
+        """
         if name in self.declared:
             return name in self.numeric
         by_type = holds_numbers(column)
         if by_type is not None:
             return by_type
+        if padded(column, self.rules.gaps) is not None:
+            return False
         values, wrong = numbers(column, self.rules.decimal, self.rules.gaps)
         if not np.isnan(values).all():
             checked_numbers(column, name, self.rules)
             return True
-        if wrong.any() and self.rules.decimal == ".":
+        if wrong.any():
+            # Numbers that are written in another way would be as many categories as there are rows.
             commas, still = numbers(column, ",", self.rules.gaps)
-            if not still.any() and not np.isnan(commas).all():
+            as_commas = self.rules.decimal == "." and not still.any() and not np.isnan(commas).all()
+            written = distinct(column[wrong])
+            like = numberlike(written)
+            if as_commas or (grouped(like) is not None and 2 * len(like) >= len(written)):
                 checked_numbers(column, name, self.rules)
         return False
 
@@ -93,6 +102,7 @@ class Roles:
         """The columns that are features, in the order of the file, with whether they are numeric."""
         apart = {self.label, *self.ignore, *({self.time, *self.groupings} - self.declared)}
         found: list[tuple[str, bool]] = []
+        names = []
         for name in map(str, frame.columns):
             if name in apart:
                 continue
@@ -102,9 +112,18 @@ class Roles:
             kind = _unreadable(frame[name])
             if kind is not None:
                 raise DataError(f"column {name!r} holds {kind}; make numbers of it, or list it under data.ignore")
-            found.append((name, self.is_numeric(frame[name], name)))
+            numeric = self.is_numeric(frame[name], name)
+            found.append((name, numeric))
+            text = None if numeric or name in self.declared else padded(frame[name], self.rules.gaps)
+            if text is not None:
+                names.append(f"{name} ({text})")
         if not found:
             raise DataError(f"no column is left to be a feature; there are {listed(list(frame.columns))}")
+        if names:
+            notes.append(
+                f"columns with leading zeros, taken as names and not as numbers (data.numeric says otherwise): "
+                f"{listed(names)}"
+            )
         return found
 
     def filled(

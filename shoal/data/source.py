@@ -32,6 +32,9 @@ Limit = Annotated[int, pydantic.Field(ge=1)] | None
 """How many rows to keep: the first of a seeded shuffle. ``null`` keeps all."""
 
 
+FEW, MANY = 10, 50
+"""See `many_classes`."""
+
 OPTIONAL = ("values", "held", "flags")
 """Arrays that not all decoded rows have."""
 
@@ -180,6 +183,19 @@ def _fingerprint(rows: Decoded, *arrays: Array) -> str:
     parts += [rows.digests.get(key) or digest(array) for key, array in rows.arrays().items()]
     parts += [(column, names) for column, (_, names) in rows.columns.items()]
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
+
+
+def many_classes(classes: Sequence[str], rows: int, setting: str) -> list[str]:
+    """A note where the labels of a table are whole numbers and so many that they may be an amount.
+
+    So many: more than 50, or more than 10 and a tenth of the rows. ``setting`` is how to say that they are an amount.
+    """
+    count = len(classes)
+    if count <= FEW or (count <= MANY and count <= rows / 10):
+        return []
+    if not all(name.removeprefix("-").isdecimal() for name in classes):
+        return []
+    return [f"the label has {count} different whole numbers, each taken as a class; if it is an amount, {setting}"]
 
 
 def class_codes(

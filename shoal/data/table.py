@@ -19,7 +19,7 @@ from .frames import SUFFIXES, Array, find_tables, first_row, numbers, read_table
 from .heldout import by_client, canonical, latest, moments
 from .normalisation import constant
 from .roles import UNNAMED, Roles, gaps_of, listed
-from .source import Amount, Decoded, Limit, Normalize, Source, assemble, class_codes, located
+from .source import Amount, Decoded, Limit, Normalize, Source, assemble, class_codes, located, many_classes
 from .splits import hold_out
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Table(Source):
     a column of client ids and ``columns`` are further groupings of the rows: partitions and tasks can use them by their
     names. A row without a value there is an error, always. ``ignore`` lists columns that are left out. All others are
     features: columns listed in ``numeric`` or ``categorical`` as what they are declared, the rest by what they hold
-    (numbers are numeric; texts and booleans categorical; a mixture is an error).
+    (numbers are numeric; texts, booleans and numbers with leading zeros categorical; a mixture is an error).
 
     A categorical column is one-hot over the categories of the training rows, sorted, and one feature for all others
     (``unseen: other``; ``error`` refuses them). More than ``categories_max`` categories are an error. A missing one is
@@ -330,6 +330,7 @@ class Table(Source):
         if alike:
             notes.append(f"columns with the same value in every training row: {listed(alike)}")
         if rows.values is None:
+            notes += many_classes(rows.classes, len(rows.labels), "set data.learn: values")
             only = set(rows.labels[rows.test].tolist()) - set(rows.labels[~rows.test].tolist())
             if only:
                 notes.append(f"labels that no training row has: {listed([rows.classes[i] for i in sorted(only)])}")

@@ -156,7 +156,7 @@ class FitStack:
 
     def _gather(self) -> None:
         """The pool of rows of all members, and for every step the places in it and the weights of its rows."""
-        pools: dict[int, int] = {}
+        pools: dict[bytes, int] = {}
         rows: list[Tensor] = []
         size, longest = self.orders[0].positions.shape[1], self.steps[0]
         places = np.zeros((longest, len(self.members), size), dtype=np.int64)
@@ -164,11 +164,12 @@ class FitStack:
         self.counts = np.zeros(places.shape[:2], dtype=np.int64)
         total = 0
         for i, (fit, order) in enumerate(zip(self.fits, self.orders, strict=True)):
-            if id(fit.rows) not in pools:  # sweep cells of one client share its rows
-                pools[id(fit.rows)] = total
+            own = fit.rows.numpy().tobytes()
+            if own not in pools:  # a client's rows are the same in all cells of a sweep
+                pools[own] = total
                 rows.append(fit.rows)
                 total += len(fit.rows)
-            begin, positions = pools[id(fit.rows)], order.positions
+            begin, positions = pools[own], order.positions
             real = positions >= 0
             counts = real.sum(1)
             # Padding repeats the client's own first row: nobody else's numbers may come near it.

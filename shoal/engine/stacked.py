@@ -21,6 +21,7 @@ from .program import Running, Train, step
 from .serial import Serial
 from .stack import FitStack, Member, Orders, fit_key
 
+
 class Stacked(Serial):
     """Stacks of dense models; measuring and everything else is the serial engine's."""
 

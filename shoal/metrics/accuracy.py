@@ -44,6 +44,14 @@ class Accuracy(Measure):
     """
 
     lines: ClassVar[tuple[str, ...]] = ("accuracy", "loss", "mean_accuracy")
+    from_test_rows: ClassVar[tuple[str, ...]] = (
+        "acc",
+        "acc_weighted",
+        "acc_last5",
+        "loss",
+        "accuracy_by_target",
+        "over_targets",
+    )
 
     def due(self, round: int, memory: Mapping[str, Any]) -> bool:
         """Whether the bank is measured after this round; ``memory`` already knows what was trained in it.

@@ -70,6 +70,9 @@ class Measure:
     part: ClassVar[str] = "measure"
     lines: ClassVar[tuple[str, ...]] = ()
     """The ``metric`` names of its lines; no metric of ``evaluate.metrics`` may have one of them."""
+    from_test_rows: ClassVar[tuple[str, ...]] = ()
+    """The numbers of its `summarise`, by their top names, that test rows enter. A sweep does not choose by them; a
+    measure of one's own says ``()`` itself, or a sweep does not choose by any of its numbers."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

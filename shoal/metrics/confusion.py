@@ -19,10 +19,8 @@ CLASSES = 1000
 COUNTS = "shoal.metrics.confusion:counts"
 
 
-def counts(outputs: Tensor, targets: Tensor) -> list[list[int]] | None:
-    """``[true, predicted, rows]`` for each pair of classes that occurs; ``None`` where targets are no classes."""
-    if targets.dim() != 1 or targets.is_floating_point():
-        return None
+def counts(outputs: Tensor, targets: Tensor) -> list[list[int]]:
+    """``[true, predicted, rows]`` for each pair of classes that occurs."""
     pairs = torch.stack([targets, outputs.argmax(1)], dim=1)
     found, rows = torch.unique(pairs, dim=0, return_counts=True)
     return [[*pair, n] for pair, n in zip(found.tolist(), rows.tolist(), strict=True)]
@@ -59,10 +57,8 @@ class Confusion(Measure):
         lines: list[Line] = []
         for (classes, _), members in groups.items():
             known = [measured[s.name] for s in members if s.name in measured]
-            if any(value is None for value in known):  # the targets of these data are no classes
-                continue
             total: dict[tuple[int, int], int] = {}
-            for true, predicted, n in (cell for value in known for cell in value or ()):
+            for true, predicted, n in (cell for value in known for cell in value):
                 total[true, predicted] = total.get((true, predicted), 0) + n
             about = _about(members[0]) if single else {"targets": len(known)}
             lines.append(
@@ -76,7 +72,7 @@ class Confusion(Measure):
             )
         return lines, memory
 
-    def _counts(self, seen: Seen, found: Sequence[Serving]) -> dict[str, list[list[int]] | None]:
+    def _counts(self, seen: Seen, found: Sequence[Serving]) -> dict[str, list[list[int]]]:
         """The counts of each target that has a model, test rows and outputs that are numbers, by its name."""
         wanted: list[tuple[Serving, Group]] = []
         for serving in found:

@@ -14,7 +14,7 @@ phases, and so depends a little on ``evaluate.every``.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ..streams.base import phase_of
 from .base import Line, Measure
@@ -66,6 +66,8 @@ def forgetting(
 
 class Forgetting(Measure):
     """Forgetting of the run, from its accuracies per task; the module says how. Adds no lines of its own."""
+
+    from_test_rows: ClassVar[tuple[str, ...]] = ("forgetting",)
 
     @staticmethod
     def summarise(lines: Sequence[Line]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class ForwardTransfer(Measure):
     """
 
     lines: ClassVar[tuple[str, ...]] = (UNTRAINED, BEFORE)
+    from_test_rows: ClassVar[tuple[str, ...]] = ("forward_transfer",)
 
     def observe(self, seen: Seen, memory: Mapping[str, Any]) -> tuple[list[Line], Mapping[str, Any]]:
         """Memory: ``trained``, the tasks so far; ``start``, what served each target in the beginning."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ..streams.base import phase_of
 from .base import Line, Measure
@@ -160,6 +160,8 @@ def backward_transfer(
 
 class BackwardTransfer(Measure):
     """BWT_f of the run, from its accuracies per task; the module says how. Adds no lines of its own."""
+
+    from_test_rows: ClassVar[tuple[str, ...]] = ("bwt_f",)
 
     @staticmethod
     def summarise(lines: Sequence[Line]) -> dict[str, Any]:

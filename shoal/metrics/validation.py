@@ -18,7 +18,8 @@ class Validation(Measure):
     ``mean_validation_accuracy`` over the targets, once plain (``weighting: targets``) and once by validation rows
     (``weighting: rows``). Null where a target has no validation rows or no entry yet, or the number is not finite.
     Where the entry is chosen among several it is the best on these very rows, so its numbers are a little better
-    than on rows that nobody has looked at. No lines with ``evaluate.every: 0``.
+    than on rows that nobody has looked at. Of a regression there are the losses alone. No lines with
+    ``evaluate.every: 0``.
     """
 
     lines: ClassVar[tuple[str, ...]] = ("validation_accuracy", "validation_loss", "mean_validation_accuracy")
@@ -37,6 +38,7 @@ class Validation(Measure):
             scores = seen.score([([model(group)], serving.target.validation) for serving, group in pending])
             for (_, served), (score,) in zip(pending, scores, strict=True):
                 served.validation = [finite(score.loss), finite(score.accuracy)]
+        right = not self.context.stream.dataset.is_regression  # real values are neither right nor wrong
         lines: list[Line] = []
         values: list[float | None] = []
         rows = [float(len(serving.target.validation)) for serving in found]
@@ -44,9 +46,12 @@ class Validation(Measure):
             loss, accuracy = (None, None) if group is None else group.validation
             entry = None if group is None else group.entry
             about = {"rows": int(count), "entry": entry, **serving.target.labels}
-            lines.append({"metric": "validation_accuracy", "value": accuracy, **about})
+            if right:
+                lines.append({"metric": "validation_accuracy", "value": accuracy, **about})
             lines.append({"metric": "validation_loss", "value": loss, **about})
             values.append(accuracy)
+        if not right:
+            return lines, memory
         known = sum(1 for value in values if value is not None)
         for weighting, value in (("targets", mean(values)), ("rows", mean(values, rows))):
             about = {"weighting": weighting, "targets": known}

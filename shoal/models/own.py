@@ -107,7 +107,7 @@ def _checked(name: str, value: Any, parameter: inspect.Parameter, hints: Mapping
     try:
         checked = adapter.validate_python(value)
     except pydantic.ValidationError as error:
-        raise registry.explain(error, f"model.{name}", ()) from None
+        raise registry.explain(error, f"model.{name}", (), hints[name]) from None
     return checked, _listed(value) if checked == value else adapter.dump_python(checked, mode="json")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .charts import Chart, Choice, Key, figure, group, lines, span
+from .groups import grouped
 from .lead import lead_metric
 from .load import Runs
 from .numbers import PERCENT, axis, axis_scale, in_unit, metric
@@ -22,6 +23,7 @@ from .series import (
     quantile,
     title_of,
 )
+from .words import listed
 
 MANY = 10
 """With more targets than this (a hundred clients, say) their range is drawn instead of every one."""
@@ -44,7 +46,7 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
         nothing = paragraph(f"No {metric(shown).label.lower()} was measured (yet).")
         return Section("accuracy", metric(shown).label, nothing + _further(runs, more))
     several = len(runs.variants) > 1
-    body = _overall(runs, shown, targets) if several else ""
+    body = _overall(runs, shown, targets, grouped(comparison)) if several else ""
     if not (several and len(targets) == 1):  # else the first chart has it all
         body += _few(runs, shown, curves, targets) if len(targets) <= MANY else _range(runs, shown, curves)
     if len(runs.variants) > PANELS:
@@ -66,15 +68,22 @@ def _limits(name: str, values: Sequence[float]) -> tuple[float, float] | None:
     return span(values, -float("inf"), float("inf"), least)
 
 
-def _overall(runs: Runs, shown: str, targets: Sequence[Target]) -> str:
-    traces, legend, edges = [], [], runs.boundaries
-    for place, (variant, members) in enumerate(runs.variants.items()):
-        mean = over_seeds(mean_curve(run, shown) for run in members)
-        traces += lines(mean, variant, variant, place, axis_scale(shown), edges, digits=_digits(shown))
-        legend.append(Key(variant, variant, place))
-    chart = figure(traces, axis(shown), boundaries=edges, height=340)
-    title = f"Mean over the {_noun(targets)}s, by variant" if len(targets) > 1 else "By variant"
-    return group([Chart(title, chart, wide=True)], legend)
+def _overall(runs: Runs, shown: str, targets: Sequence[Target], groups: Sequence[Mapping[str, Any]]) -> str:
+    """A chart with every variant; a chart for each group of comparable ones where there are several groups."""
+    charts, legend, edges = [], [], runs.boundaries
+    for found in groups:
+        traces = []
+        own = lead_metric([run for variant in found["variants"] for run in runs.variants.get(variant, [])])
+        name = own if len(groups) > 1 else shown
+        for place, (variant, members) in enumerate(runs.variants.items()):
+            if variant in found["variants"]:
+                mean = over_seeds(mean_curve(run, name) for run in members)
+                traces += lines(mean, variant, variant, place, axis_scale(name), edges, digits=_digits(name))
+                legend.append(Key(variant, variant, place))
+        title = f"Mean over the {_noun(targets)}s, by variant" if len(targets) > 1 else "By variant"
+        title += f": {listed(found['variants'])}" if len(groups) > 1 else ""
+        charts.append(Chart(title, figure(traces, axis(name), boundaries=edges, height=340), wide=len(groups) == 1))
+    return group(charts, legend)
 
 
 def _further(runs: Runs, more: Sequence[str]) -> str:

@@ -21,6 +21,10 @@ from .series import Spread, thinned
 SERIES = 8
 """How many colours there are; from there on they come again with another dash."""
 DASHES = ("solid", "dash", "dot", "dashdot")
+ROUNDS = 8
+"""Over no more rounds than this each has a tick of its own."""
+NAME = 22
+"""How much of a name stands on an axis."""
 
 
 class Chart(NamedTuple):
@@ -64,6 +68,15 @@ def dash(place: int) -> str:
 def plain(text: str) -> str:
     """Text that a chart shows literally: charts read a little HTML in names."""
     return html.escape(text, quote=False)
+
+
+def axis_names(names: Sequence[str]) -> list[str]:
+    """Names for an axis: short, and different from each other, as equal ones would share a row."""
+    found: list[str] = []
+    for place, name in enumerate(names):
+        short = plain(name if len(name) <= NAME else f"{name[: NAME - 3]}...")
+        found.append(short if short not in found else f"{short} #{place}")
+    return found
 
 
 def lines(
@@ -175,13 +188,19 @@ def figure(
             for b in boundaries
         ],
     }  # fmt: skip
+    traces = list(traces)
+    xs = (
+        [x for trace in traces for x in (trace.x if trace.x is not None else ()) if isinstance(x, int)] if whole else []
+    )
+    if xs and max(xs) - min(xs) <= ROUNDS:
+        layout["xaxis"]["dtick"] = 1  # else there are ticks between the rounds, and every number stands there twice
     if y_range is not None:
         layout["yaxis"]["range"] = list(y_range)
     if from_zero:
         layout["yaxis"]["rangemode"] = "tozero"
     if logarithmic:
         layout["yaxis"].update(type="log", exponentformat="power")
-    return go.Figure(list(traces), layout)
+    return go.Figure(traces, layout)
 
 
 def group(charts: Sequence[Chart], legend: Sequence[Key] = (), choices: Sequence[Choice] = (), beside: str = "") -> str:

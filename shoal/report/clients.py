@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from .series import further_metrics, number
 COUNTS = {"rejected": "rejected", "failed": "failed", "straggler": "stragglers", "skipped": "skipped"}
 """Records that name a client, and the columns that count the rounds in which they came."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+"""A text that is nothing but a number: a spreadsheet reads it as that number, and runs nothing."""
 
 
 def client_table(run: Run) -> list[dict[str, Any]]:
@@ -25,24 +28,42 @@ def client_table(run: Run) -> list[dict[str, Any]]:
 
     Each row has ``client`` (its number), ``name`` (in the data; empty where it has none), ``rounds`` in which it took
     part, ``trained`` (rounds in which its update reached the bank), ``rejected``, ``failed``, ``stragglers`` and
-    ``skipped`` (rounds in which that happened), and where clients are targets ``test_rows``, ``accuracy``, ``loss``
-    and the further metrics, all of the last round that was measured (``None`` where there is no number).
+    ``skipped`` (rounds in which that happened), ``train_rows`` of round 1 where the stream tells them, and where
+    clients are targets ``test_rows``, ``accuracy``, ``loss`` and the further metrics, all of the last round that was
+    measured (``None`` where there is no number).
 
     Sorted by accuracy (by loss where real values are learned), worst first and those without a number last; without
     either, by what went wrong and then by number.
     """
+    if "clients" not in run.kept:
+        run.kept["clients"] = _table(run)
+    found: list[dict[str, Any]] = run.kept["clients"]
+    return found
+
+
+def _table(run: Run) -> list[dict[str, Any]]:
     measured = _measured(run)
     seen = _seen(run)
     columns = dict.fromkeys(name for found in measured.values() for name in found)
+    held = rows_held(run)
     rows: list[dict[str, Any]] = []
     for client in sorted({*seen, *measured}):
         counts = seen.get(client, {})
         row: dict[str, Any] = {"client": client, "name": name_of(run, client)}
         row |= {name: len(counts.get(name, ())) for name in ("rounds", "trained", *COUNTS.values())}
+        if held:
+            row["train_rows"] = held[client] if 0 <= client < len(held) else None
         row |= {name: measured.get(client, {}).get(name) for name in columns}
         rows.append(row)
     lead = lead_metric([run])
     return sorted(rows, key=lambda row: _worst_first(row, lead))
+
+
+def rows_held(run: Run) -> list[int]:
+    """The training rows of each client in round 1, by number; empty where the stream does not tell them."""
+    found = run.stream.get("client_rows")
+    whole = isinstance(found, list) and all(isinstance(n, int) and n >= 0 for n in found)
+    return list(found) if whole and isinstance(found, list) else []
 
 
 def name_of(run: Run, client: int) -> str:
@@ -61,7 +82,8 @@ def write_clients(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """Writes a client table as CSV: UTF-8, commas, CRLF, quotes doubled (RFC 4180), the columns as in `client_table`.
 
     A text that a spreadsheet would take for a formula (it begins with ``=``, ``+``, ``-``, ``@``, a tab or a carriage
-    return) gets an apostrophe in front of it, which makes it plain text there. Numbers are written as numbers.
+    return) gets an apostrophe in front of it, which makes it plain text there, unless it is a plain number such as
+    ``-3``. Numbers are written as numbers.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text)
@@ -75,8 +97,10 @@ def write_clients(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def _harmless(value: Any) -> Any:
     if value is None:
         return ""
+    if not isinstance(value, str) or _NUMBER.fullmatch(value):
+        return value
     # With spaces before it a formula is still one for some programs.
-    return f"'{value}" if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA) else value
+    return f"'{value}" if value.lstrip(" ").startswith(_FORMULA) else value
 
 
 def _seen(run: Run) -> dict[int, dict[str, set[int]]]:

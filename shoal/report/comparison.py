@@ -95,8 +95,8 @@ def about(runs: Runs) -> dict[str, Any]:
         parts = {name: run.config.get(name) for name in ("data", "model", "method")}
         kinds = {name: part.get("kind") if isinstance(part, Mapping) else part for name, part in parts.items()}
         stream = {name: run.stream.get(name) for name in ("clients", "tasks", "order")}
-        if run.stream.get("data"):  # what the data are called, such as the folder's name, says more than their kind
-            kinds["data"] = run.stream["data"]
+        if run.environment.get("data_name"):  # such as the folder's name: it says more than the kind
+            kinds["data"] = run.environment["data_name"]
         for name, value in {**kinds, **stream, "rounds": run.planned}.items():
             if isinstance(value, str | int):
                 sources.setdefault(name, set()).add(value)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from .charts import Chart, Choice, figure, group, plain
+from .charts import Chart, Choice, axis_names, figure, group
 from .load import Line, Run, Runs
 from .parts import Section, note, table
 from .series import Target, number, title_of
@@ -20,8 +20,6 @@ CELLS = 60_000
 """How many cells all matrices of a page may have together: seeds beyond the first and moments before the last are
 left out first."""
 WORST = 10
-NAME = 22
-"""How much of a class's name stands on an axis; the rest is in the table."""
 _OWN = frozenset({"round", "record", "entry", "entries", "classes", "counts", "targets", "excluded", "rows"})
 
 
@@ -132,22 +130,13 @@ def _trace(matrix: Matrix, view: tuple[int, int, int]) -> go.Heatmap:
     sums = [sum(n for (true, _), n in matrix.counts.items() if true == row) for row in range(count)]
     cells = [[matrix.counts.get((row, column), 0) for column in range(count)] for row in range(count)]
     shares = [[round(n / sums[row], 3) if sums[row] else 0 for n in line] for row, line in enumerate(cells)]
-    names = _axis_names(matrix.classes)
+    names = axis_names(matrix.classes)
     return go.Heatmap(
         z=shares, x=names, y=names, text=cells, zmin=0, zmax=1, showscale=False, xgap=1 if count <= 40 else 0,
         ygap=1 if count <= 40 else 0, colorscale=[[0, "var(--heat-0)"], [1, "var(--heat-1)"]],
         texttemplate="%{text}" if count <= TEXT else None, meta={"view": list(view)}, name="",
         hovertemplate="true %{y}<br>predicted %{x}<br>%{text} rows, %{z:.1%} of the class<extra></extra>",
     )  # fmt: skip
-
-
-def _axis_names(classes: Sequence[str]) -> list[str]:
-    """Names for an axis: short, and different from each other, as equal ones would share a row."""
-    names: list[str] = []
-    for place, name in enumerate(classes):
-        short = plain(name if len(name) <= NAME else f"{name[: NAME - 3]}...")
-        names.append(short if short not in names else f"{short} #{place}")
-    return names
 
 
 def _worst(runs: Runs, every: Sequence[Matrix]) -> str:

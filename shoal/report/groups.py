@@ -35,6 +35,8 @@ class Basis(NamedTuple):
     """The settings of the data, for runs without a fingerprint."""
     rows: Mapping[str, Rows]
     """Seed -> the names of the tasks, and the test rows of each target."""
+    choices: frozenset[int] = frozenset()
+    """From how many classes the models choose: with a head per task it is easier to be right than among all."""
 
 
 def basis(members: Sequence[Run], numbers: Mapping[str, Any]) -> Basis:
@@ -53,6 +55,12 @@ def basis(members: Sequence[Run], numbers: Mapping[str, Any]) -> Basis:
         tuple(sorted({str(p) for run in members if (p := run.environment.get("data_fingerprint"))})),
         tuple(sorted(settings.items())),
         {run.seed: found for run in members if (found := _rows(run))},
+        frozenset(
+            len(classes)
+            for run in members
+            for record in run.records.get("confusion", [])
+            if isinstance(classes := record.get("classes"), list)
+        ),
     )
 
 
@@ -75,6 +83,8 @@ def differences(a: Basis, b: Basis) -> list[str]:
         said.append("the data")
     elif _other_rows(a, b):
         said.append("the test rows")
+    if a.choices and b.choices and a.choices != b.choices and "the data" not in said:
+        said.append("the number of classes to choose from")
     return said
 
 

@@ -14,13 +14,16 @@ from typing import Any
 import yaml
 
 from ..errors import ConfigError, RunError
-from ..files import BROKEN, json_lines
+from ..files import read_records
+from ..folder import RunFolder
 from ..loading import expand
 
 Line = Mapping[str, Any]
 
 DEPTH = 4
 """How many folders deep runs are looked for."""
+_SEED = re.compile(r"(seed[-_=]?)?\d+")
+"""A folder that is called by nothing but a seed."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,10 @@ class Run:
     lines: Sequence[Line] = ()
     timings: Sequence[Line] = ()
     faults: tuple[str, ...] = ()
+    damaged: bool = False
+    """Whether lines of the metrics are lost, or not those that the run wrote."""
+    kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What one section makes of the run and others need again."""
 
     @cached_property
     def metrics(self) -> dict[str, list[Line]]:
@@ -74,8 +81,8 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end and wrote its summary."""
-        return bool(self.summary) and self.summary.get("finished") is not False
+        """Whether the run came to its end and wrote its summary, and its metrics are as they were then."""
+        return bool(self.summary) and self.summary.get("finished") is not False and not self.damaged
 
     @property
     def planned(self) -> int | None:
@@ -138,7 +145,7 @@ def read(folder: Path, *more: Path) -> Runs:
     """
     if more:
         every = [_one(Path(f)) for f in (folder, *more)]
-        names = _distinct([Path(f) for f in (folder, *more)])
+        names = distinct([Path(f) for f in (folder, *more)])
         runs = tuple(
             replace(run, variant=label if each.single or len(each.variants) == 1 else f"{label}/{run.variant}")
             for label, each in zip(names, every, strict=True)
@@ -162,7 +169,7 @@ def _one(folder: Path) -> Runs:
     runs = []
     for path in found:
         *variant, last = path.relative_to(folder).parts
-        if not variant and not re.fullmatch(r"(seed[-_=]?)?\d+", last):
+        if not variant and not _SEED.fullmatch(last):
             variant, last = [last], ""
         runs.append(_run(path, "/".join(variant) or name, last))
     if not runs:
@@ -188,6 +195,12 @@ def _run(folder: Path, variant: str, seed: str) -> Run:
     config, text = _configuration(folder, faults)
     summary = _json(folder / "summary.json", faults)
     seed = seed or str(summary.get("seed", config.get("seed", "0")))
+    damage = RunFolder(folder).damage()
+    if damage is not None:
+        faults.append(f"{damage}; go on with: shoal resume {folder}")
+    lines, broken = read_records(folder / "metrics.jsonl")
+    timings, late = read_records(folder / "timings.jsonl")
+    faults += [fault for fault in (broken, late) if fault is not None]
     return Run(
         folder=folder,
         variant=variant,
@@ -196,9 +209,10 @@ def _run(folder: Path, variant: str, seed: str) -> Run:
         config_text=text,
         summary=summary,
         environment=_json(folder / "environment.json", faults),
-        lines=tuple(_jsonl(folder / "metrics.jsonl", faults)),
-        timings=tuple(_jsonl(folder / "timings.jsonl", faults)),
+        lines=tuple(lines),
+        timings=tuple(timings),
         faults=tuple(faults),
+        damaged=damage is not None or broken is not None,
     )
 
 
@@ -216,10 +230,22 @@ def _below(folder: Path, depth: int) -> Iterator[Path]:
                 yield from _below(path, depth - 1)
 
 
-def _distinct(folders: Sequence[Path]) -> list[str]:
-    """A short name for each folder: its last part, or its whole path where two have the same last part."""
-    short = [folder.resolve().name for folder in folders]
-    return [name if short.count(name) == 1 else str(f) for name, f in zip(short, folders, strict=True)]
+def distinct(folders: Sequence[Path]) -> list[str]:
+    """A name for each folder: the shortest end of its path that no other has and that is more than a seed.
+
+    The run ``s/lr=0.2/0`` is called ``lr=0.2/0``: ``0`` alone says nothing.
+    """
+    every = [folder.resolve().parts for folder in folders]
+    return [_tail(parts, [other for i, other in enumerate(every) if i != place]) for place, parts in enumerate(every)]
+
+
+def _tail(parts: Sequence[str], others: Sequence[Sequence[str]]) -> str:
+    for length in range(1, len(parts)):
+        tail = parts[-length:]
+        seeds = all(_SEED.fullmatch(part) for part in tail)
+        if not seeds and not any(tuple(other[-length:]) == tuple(tail) for other in others):
+            return "/".join(tail)
+    return "/".join(parts[1:])
 
 
 def _natural(text: str) -> list[tuple[int, int, str]]:
@@ -251,13 +277,3 @@ def _json(path: Path, faults: list[str]) -> Mapping[str, Any]:
         faults.append(f"{path.name} cannot be read: {type(error).__name__}")
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _jsonl(path: Path, faults: list[str]) -> Iterator[Line]:
-    broken = 0
-    for found in json_lines(path):
-        broken += found is BROKEN
-        if isinstance(found, dict):
-            yield found
-    if broken:
-        faults.append(f"{path.name}: {broken} lines are not JSON and were skipped")

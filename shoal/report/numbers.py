@@ -9,6 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+LARGE = 1e9
+"""From here on a plain number is written with an exponent."""
 PERCENT, POINTS, PLAIN, COUNT, BYTES, MEGABYTES, SECONDS = (
     "percent", "points", "plain", "count", "bytes", "megabytes", "seconds"
 )  # fmt: skip
@@ -106,11 +108,9 @@ NUMBERS: dict[str, Number] = {
     "client_drift": Number(
         "Client drift", PLAIN,
         "Squared Euclidean distance between a client's model and the model it received, measured after each local "
-        "epoch; mean over epochs and clients.",
+        "epoch; mean over epochs and clients. Over all parameters, and over the head (the last linear layer) alone.",
     ),
-    "client_drift_by.squared": Number(
-        "Client drift", PLAIN, "The same over all parameters, and over the head (the last linear layer) alone.",
-    ),
+    "client_drift_by.squared": Number("Client drift", PLAIN, ""),
     "client_drift_by.distance": Number(
         "Drift distance", PLAIN, "Euclidean distance between the two models at the end of local training.",
     ),
@@ -237,7 +237,7 @@ def describe(key: str) -> Number:
         return Number(f"{metric(name).label}, {words}", unit, meaning)
     if stem == "forward_transfer":
         counts = scope in ("tasks", "missing", "excluded")
-        words = "" if scope in ("mean", "value") else f", {scope.replace('_', ' ')}"
+        words = "" if scope == "mean" else f", {scope.replace('_', ' ')}"
         return NUMBERS[stem]._replace(label=NUMBERS[stem].label + words, unit=COUNT if counts else POINTS)
     return Number(key.replace("_", " ").replace(".", ", "), PLAIN, "")
 
@@ -276,6 +276,9 @@ def _plain(value: float, like: float | None = None) -> str:
     """Three significant digits (those of ``like``), without an exponent where that is short."""
     if value == 0:
         return "0"
+    if abs(value) >= LARGE:
+        mantissa, _, power = f"{value:.2e}".partition("e+")
+        return f"{mantissa}e{int(power)}"
     digits = 2 - math.floor(math.log10(abs(like if like else value)))
     if digits > 6:
         return f"{value:.2e}"

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .groups import grouped
 from .numbers import describe, metric, written
+from .unlike import MORE, PLURAL
+from .verdicts import against, noise_words, open_words, p_is, within_noise
 from .words import (
     DROP,
-    LISTED,
     NOTHING,
     counted,
     join,
-    lead_of,
     listed,
     lost,
     mean,
@@ -38,12 +40,13 @@ def opening(comparison: Mapping[str, Any]) -> list[str]:
     The first names what was run (method, data, clients, rounds, seeds, as far as they are known) and the final
     number: the accuracy, or the loss where real values are learned. The second says the most important of these, at
     most two: nothing was trained; clients failed or were rejected; runs are unfinished; accuracy drops at phase
-    boundaries; the differences between variants are within noise, or how far the best is ahead; the worst tenth of
-    the targets is far below the mean; there is one seed only.
+    boundaries; the differences between variants are within noise, or left open, or how far the best is ahead; the
+    worst tenth of the targets is far below the mean; there is one seed only.
     """
     variants = comparison["variants"]
     if not variants:
         return []
+    comparison = {**comparison, "groups": grouped(comparison)}
     first = _one(comparison) if len(variants) == 1 else _several(comparison)
     return [first, _to_know(comparison)]
 
@@ -67,7 +70,7 @@ def _one(comparison: Mapping[str, Any]) -> str:
 
 
 def _outcome(comparison: Mapping[str, Any], variant: Mapping[str, Any]) -> str:
-    key, numbers = lead_of(comparison), variant["numbers"]
+    key, numbers = comparison["groups"][0]["lead"], variant["numbers"]
     if key not in numbers:
         return f"no {_name_of(key)} measured"
     n = numbers[key]["n"]
@@ -78,24 +81,66 @@ def _outcome(comparison: Mapping[str, Any], variant: Mapping[str, Any]) -> str:
 
 
 def _several(comparison: Mapping[str, Any]) -> str:
-    variants, key = comparison["variants"], lead_of(comparison)
+    variants, groups = comparison["variants"], comparison["groups"]
     seeds = {len(v["seeds"]) for v in variants.values()}
     each = f" with {counted(seeds.pop(), 'seed')} each" if len(seeds) == 1 and max(seeds, default=0) else ""
     names = listed(list(variants))
     said = _capital(
         f"{counted(len(variants), 'variant')} ({names}) were run{each}{_setting(comparison.get('about', {}))}"
     )
-    ranked = comparison.get("ranking", {}).get("rows", ())
-    if not ranked:
+    if len(groups) > 1:
+        why = join(list(comparison.get("incomparable") or ["what was measured"]))
+        verb = "differs" if len(comparison.get("incomparable") or "1") == 1 and why not in PLURAL else "differ"
+        return f"{said}; their final numbers cannot be compared, as {why} {verb}."
+    key, rows = groups[0]["lead"], groups[0]["ranking"]["rows"]
+    if not rows:
         none = all(not v["seeds"] for v in variants.values())
         what = "accuracy" if key == "acc" else "test loss"
         return f"{said}; {'no run has finished yet' if none else f'no {what} was measured'}."
-    best, last = ranked[0], ranked[-1]
+    without = _without(comparison)
+    has = "has" if len(without) == 1 else "have"
+    return f"{said}; {_ends(rows, key)}{f'; {listed(without)} {has} no number' if without else ''}."
+
+
+def _ends(rows: Sequence[Mapping[str, Any]], key: str) -> str:
+    """The best and the worst, or that they are equal."""
+    best, last = rows[0], rows[-1]
+    final = f"final {_name_of(key)}"
+    if last is best:
+        article = "an accuracy" if key == "acc" else "a test loss"
+        return f"{best['variant']} ended with {article} of {written(key, best['mean'], best['sd'])}"
+    each = "both" if len(rows) == 2 else "all"
+    if _equal(rows):
+        return f"{each} have an equal {final}, {written(key, best['mean'])}"
+    if written(key, best["mean"]) == written(key, last["mean"]):
+        return f"{each} have a {final} of {written(key, best['mean'])}, to the digits shown"
     high, low = ("highest", "lowest") if key == "acc" else ("lowest", "highest")
-    ends = f"{best['variant']} has the {high} final {_name_of(key)}, {written(key, best['mean'], best['sd'])}"
-    if last is not best:
-        ends += f", and {last['variant']} the {low}, {written(key, last['mean'], last['sd'])}"
-    return f"{said}; {ends}."
+    return (
+        f"{best['variant']} has the {high} {final}, {written(key, best['mean'], best['sd'])}, "
+        f"and {last['variant']} the {low}, {written(key, last['mean'], last['sd'])}"
+    )
+
+
+def _equal(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return math.isclose(rows[0]["mean"], rows[-1]["mean"], rel_tol=1e-12)
+
+
+def _without(comparison: Mapping[str, Any]) -> list[str]:
+    """Finished variants that have no number to be compared by."""
+    leads = {name: group["lead"] for group in comparison["groups"] for name in group["variants"]}
+    return [
+        str(name) for name, v in comparison["variants"].items()
+        if v["seeds"] and leads.get(str(name), "acc") not in v["numbers"]
+    ]  # fmt: skip
+
+
+def unmeasured(comparison: Mapping[str, Any]) -> list[str]:
+    """A sentence that names the finished variants without a number, where others have one."""
+    without = _without(comparison)
+    if not without or len(without) == len([v for v in comparison["variants"].values() if v["seeds"]]):
+        return []
+    has = "has" if len(without) == 1 else "have"
+    return [f"{listed(without)} {has} no final number, and no rank: none was measured."]
 
 
 def _setting(about: Mapping[str, Any]) -> str:
@@ -198,40 +243,53 @@ def _drops(comparison: Mapping[str, Any]) -> str:
 
 
 def _noise(comparison: Mapping[str, Any]) -> str:
-    """Whether the first is ahead of the others beyond noise."""
-    ranked = comparison.get("ranking", {})
-    rows = ranked.get("rows", ())
-    if len(rows) < 2:
+    """Whether the first is ahead of the others beyond noise; of several groups the first that has two variants."""
+    group = next((g for g in comparison["groups"] if len(g["ranking"].get("rows", ())) > 1), None)
+    if group is None:
+        return ""
+    whose = f"among {listed(group['variants'])}, " if len(comparison["groups"]) > 1 else ""
+    said = _noise_in(group)
+    return whose + said if said else ""
+
+
+def _noise_in(group: Mapping[str, Any]) -> str:
+    key, ranked, tests = group["lead"], group["ranking"], group["tests"]
+    rows = ranked["rows"]
+    if not ranked["separable"] and _equal(rows):
         return ""
     if not ranked["separable"]:
         if all(row["n"] <= 1 for row in rows):
             return "with one seed per variant the differences may be noise: no test can separate them"
         return "the differences may be noise: without two common seeds no test can separate the variants"
     first = rows[0]["variant"]
-    tested = {v for pair in comparison["tests"] if first in (pair["a"], pair["b"]) for v in (pair["a"], pair["b"])}
-    if not tested:
+    own = [against(test, first) for test in tests if first in (test["a"], test["b"])]
+    if not own:
         return f"no test can tell whether {first} is ahead by more than noise, as it has no two seeds with another one"
-    group = [row["variant"] for row in rows if row["best"] == first and row["variant"] in tested]
-    test = "paired t-test, corrected" if len(comparison["tests"]) > 1 else "paired t-test"
-    if len(group) == len(rows):
-        return f"all differences to {first} are within noise ({test})"
-    if len(group) > 1:
-        return f"the difference between {join(group[:LISTED])} is within noise ({test})"
-    second = next(row["variant"] for row in rows if row["variant"] in tested and row["variant"] != first)
-    return f"the lead of {first} over {second} is more than noise ({test})"
+    test = "paired t-test, corrected" if len(tests) > 1 else "paired t-test"
+    # Those that share the first rank; a later one may be separated although one before it is not.
+    group_of = {row["variant"] for row in rows if row["best"] == first}
+    near = [one for one in own if one["b"] in group_of]
+    if not near:
+        second = next(one for row in rows for one in own if one["b"] == row["variant"])
+        return f"the lead of {first} over {second['b']} is more than noise ({p_is(second)}; {test})"
+    left = [one for one in near if not within_noise(key, one, rows[0]["mean"])]
+    said = open_words(key, left, first) if left else noise_words(key, near, first)
+    return f"{said} ({test})"
 
 
 def _unlike(comparison: Mapping[str, Any]) -> str:
     """Runs that should hardly be ranked at all."""
-    return (
-        "the runs differ in more than a method, so that ranking them says little" if comparison.get("warnings") else ""
-    )
+    warned = any(str(line).startswith(MORE) for line in comparison.get("warnings") or ())
+    return "the runs differ in more than a method, so that ranking them says little" if warned else ""
 
 
 def _uneven(comparison: Mapping[str, Any]) -> str:
     """The worst tenth of the targets, where it is far below the mean; of the best variant."""
     variants = comparison["variants"]
-    rows = comparison.get("ranking", {}).get("rows", ())
+    groups = comparison["groups"]
+    rows = groups[0]["ranking"].get("rows", ()) if len(groups) == 1 else ()
+    if not rows and len(variants) > 1:
+        return ""
     name = rows[0]["variant"] if rows else next(iter(variants))
     numbers = variants[name]["numbers"]
     known = numbers.get("over_targets.accuracy.mean"), numbers.get("over_targets.accuracy.worst_decile")
@@ -243,7 +301,9 @@ def _uneven(comparison: Mapping[str, Any]) -> str:
         return ""
     where = with_names([name]) if len(variants) > 1 else ""
     excluded = numbers.get("over_targets.accuracy.excluded", {}).get("mean", 0)
-    left_out = f" ({excluded:.0f} without a number left out)" if excluded else ""
+    count_out = max(1, round(excluded))
+    one = f"{counted(count_out, names_of(numbers).removesuffix('s'))} without a number"
+    left_out = f"; {one} {'is' if count_out == 1 else 'are'} not counted" if excluded else ""
     whom = f"the worst {'tenth of the' if count > 10 else 'of the ' + number(int(count))} {names_of(numbers)}{where}"
     return f"{whom} has an accuracy of {written('acc', worst)}, against a mean of {written('acc', average)}{left_out}"
 

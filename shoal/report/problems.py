@@ -87,14 +87,23 @@ def _listed(runs: Runs) -> str:
     for members in runs.variants.values():
         for run in members:
             rows += [
-                [_name(runs, run), str(line.get("round", "")), _who(run, line), words, _reason(line)]
+                [
+                    _name(runs, run),
+                    str(line.get("round", "")),
+                    ": ".join(filter(None, (_who(run, line), words))),
+                    _reason(line),
+                ]
                 for line in run.lines
                 if (words := KINDS.get(str(line.get("record"))))
             ]
     if not rows:
         return ""
     caption = "One by one" if len(rows) <= LISTED else f"One by one: the first {LISTED} of {len(rows)}"
-    found = table(caption, ["Run", "Round", "Who", "What", "Reason"], rows[:LISTED], (0, 2, 3, 4))
+    head = ["Run", "Round", "What", "Reason"]
+    if runs.single:  # the name of the only run would be the same in every row, and take the room of the reason
+        head, rows = head[1:], [row[1:] for row in rows]
+    text_columns = tuple(place for place, name in enumerate(head) if name != "Round" or place == 0)
+    found = table(caption, head, rows[:LISTED], text_columns)
     return found if len(rows) <= 10 else folded(f"The {len(rows)} events one by one", found)
 
 

@@ -11,6 +11,8 @@ from .load import Runs
 from .numbers import describe, written
 from .pairs import ALPHA, Values
 from .parts import Section, bullets, folded, note, table
+from .verdicts import difference, p_text, separated, within_noise
+from .words import listed
 
 SHOWN = 40
 """How many pairs the page lists; all are in comparison.json."""
@@ -27,7 +29,7 @@ def ranking(key: str, values: Mapping[str, Values], tests: Sequence[Mapping[str,
     lower = lower_is_better(key)
     means = {variant: statistics.fmean(found.values()) for variant, found in values.items() if found}
     order = sorted(means, key=lambda v: means[v] if lower else -means[v])
-    apart = {frozenset((test["a"], test["b"])) for test in tests if test["p_holm"] < ALPHA}
+    apart = {frozenset((test["a"], test["b"])) for test in tests if separated(test)}
     groups: list[list[str]] = []
     for variant in order:
         if groups and frozenset((groups[-1][0], variant)) not in apart:
@@ -47,13 +49,24 @@ def ranking(key: str, values: Mapping[str, Values], tests: Sequence[Mapping[str,
 
 
 def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
-    """The ranks, the pairs behind them, and what is unlike in the runs beside what was to be compared."""
+    """The ranks, the pairs behind them, and what is unlike in the runs beside what was to be compared.
+
+    Runs without a common number are ranked inside the groups that have one.
+    """
     title = "Ranking"
-    ranked = comparison.get("ranking") or {}
-    if runs.single or len(ranked.get("rows", ())) < 2:
+    groups = list(comparison.get("groups") or ())
+    ranked = [group for group in groups if len(group["ranking"].get("rows", ())) > 1]
+    warnings = comparison.get("warnings") or ()
+    if runs.single or not (ranked or (len(groups) > 1 and warnings)):
         return Section("ranking", title, "")
-    key, tests = ranked["key"], comparison["tests"]
-    body = bullets(comparison["warnings"]) if comparison.get("warnings") else ""
+    body = bullets(warnings) if warnings else ""
+    for group in ranked:
+        body += _group(group, several=len(groups) > 1)
+    return Section("ranking", title if ranked else "Nothing is ranked", body)
+
+
+def _group(group: Mapping[str, Any], several: bool) -> str:
+    key, tests, ranked = group["lead"], group["tests"], group["ranking"]
     rows = [
         [
             row["variant"],
@@ -65,47 +78,46 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
         for row in ranked["rows"]
     ]
     better = ", lower is better" if ranked["lower_is_better"] else ""
-    body += table(
-        f"By {describe(key).label.lower()}, mean ± standard deviation over seeds{better}",
+    whose = f" ({listed(list(group['variants']))}, which can be compared)" if several else ""
+    body = table(
+        f"By {describe(key).label.lower()}, mean ± standard deviation over seeds{better}{whose}",
         ["Variant", "Rank", describe(key).label, "p against the first", "Seeds"], rows,
     )  # fmt: skip
-    body += note(_explain(ranked, tests))
-    if tests:
-        shown = sorted(tests, key=lambda test: test["p"])[:SHOWN]
-        title_of_pairs = "Pairs of variants" if len(tests) <= SHOWN else f"Pairs: the first {SHOWN} of {len(tests)}"
-        signed_rank = any("wilcoxon" in test for test in shown)
-        head = [
-            "Pair",
-            "Difference",
-            "95 % interval",
-            "p",
-            "p (Holm)",
-            *(["p (Wilcoxon)"] if signed_rank else []),
-            "Seeds",
-        ]
-        pairs = table(title_of_pairs, head, [_row(key, test, signed_rank) for test in shown])
-        body += pairs if len(shown) <= 6 else folded(title_of_pairs, pairs)
-    return Section("ranking", title, body)
+    body += note(_explain(group))
+    if not tests:
+        return body
+    shown = sorted(tests, key=lambda test: test["p"])[:SHOWN]
+    title_of_pairs = "Pairs of variants" if len(tests) <= SHOWN else f"Pairs: the first {SHOWN} of {len(tests)}"
+    signed_rank = any("wilcoxon" in test for test in shown)
+    wilcoxon = ["p (Wilcoxon)"] if signed_rank else []
+    head = ["Pair", "Difference", "95 % interval", "p", "p (Holm)", *wilcoxon, "Seeds"]
+    pairs = table(title_of_pairs, head, [_row(key, test, signed_rank) for test in shown])
+    return body + (pairs if len(shown) <= 6 else folded(title_of_pairs, pairs))
 
 
-def _explain(ranked: Mapping[str, Any], tests: Sequence[Mapping[str, Any]]) -> str:
+def _explain(group: Mapping[str, Any]) -> str:
+    tests, ranked = group["tests"], group["ranking"]
+    rows = ranked["rows"]
     if not ranked["separable"]:
         return (
             "Nothing can be separated: a test needs at least two seeds that two variants have in common. The order is "
             "that of single numbers; run more seeds before believing it."
         )
-    rows = ranked["rows"]
-    against = sum(rows[0]["variant"] in (test["a"], test["b"]) for test in tests)
+    first = rows[0]
+    own = [test for test in tests if first["variant"] in (test["a"], test["b"])]
     said = ""
-    if len({row["rank"] for row in rows}) == 1 and against == len(rows) - 1:
-        said = "All differences to the best are within noise. "
-    if against < len(rows) - 1:
+    if own and not any(separated(test) for test in own) and len(own) == len(rows) - 1:
+        if all(within_noise(ranked["key"], test, first["mean"]) for test in own):
+            said = "All differences to the best are within noise. "
+        else:
+            said = "No test separates the best from the others; how large the differences may be, the intervals say. "
+    if len(own) < len(rows) - 1:
         said = "Where p is a dash, no test is possible: the two have fewer than two seeds in common. "
     return said + (
         "Variants share a rank where no paired t-test over the common seeds separates them from the best of the rank "
         "(p below 0.05 after Holm's correction for the number of pairs). Pairing by seed: two variants with the same "
         "seed have the same rows, clients and order of tasks, so that what a seed makes easy or hard for both cancels "
-        "out. With few seeds such a test finds large differences only: within noise does not mean equal."
+        "out. With few seeds such a test finds large differences only: not separated does not mean equal."
     )
 
 

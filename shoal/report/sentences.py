@@ -7,16 +7,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..metrics.functions import lower_is_better
+from .groups import grouped
 from .numbers import flat, written
-from .opening import opening, range_of
-from .pairs import ALPHA, paired_tests
-from .ranking import difference, p_text, ranking
+from .opening import opening, range_of, unmeasured
+from .pairs import paired_tests
+from .twins import said_of_twins
+from .verdicts import difference, noise_words, open_words, p_is, separated, within_noise
 from .words import (
     DROP,
     LISTED,
     counted,
     join,
-    lead_of,
     listed,
     lost,
     mean,
@@ -71,10 +72,13 @@ def findings(comparison: Mapping[str, Any]) -> list[str]:
       ``worst@1`` is a loss of a point or more, some tasks lose and others gain; both numbers are given.
     - *Later dip*: in one seed, ``bwt_f.worst@5`` is two points or more, and at least by half, below
       ``bwt_f.worst@1``. A variant dips if that is so in more than half of its seeds.
-    - *Best at the end*: the highest mean of ``acc`` (where real values are learned: the lowest of ``loss``). Two
-      variants differ beyond noise if a paired t-test over their common seeds says so (`pairs.paired_tests`: p below
-      0.05 after Holm's correction). Without two common seeds there is no test; then a difference counts that is larger
-      than the root of the sum of the sample variances, as far as there are any.
+    - *Best at the end*: the highest mean of ``acc`` (where real values are learned: the lowest of ``loss``), among
+      the variants whose numbers are of one quantity (`groups.differences`). A paired t-test over the common seeds
+      (`pairs.paired_tests`) separates two variants if p is below 0.05 after Holm's correction. Otherwise their
+      difference is *within noise* only if its 95% interval is narrow (`verdicts.within_noise`); else the test leaves
+      it open, and the sentence has the difference, the interval and p. Without two common seeds there is no test; then
+      a difference counts that is larger than the root of the sum of the sample variances, as far as there are any.
+    - Variants that have no number, and runs that are the same twice (`twins.twins`), are named.
     - If the mean over the last five rounds puts another variant first, by the same rule, that is said too.
     - With one seed there is no spread, and the last sentence says so. Unfinished and missing runs do not count;
       they are mentioned.
@@ -83,11 +87,8 @@ def findings(comparison: Mapping[str, Any]) -> list[str]:
     """
     if "variants" not in comparison:
         return run_findings(comparison)
-    if "ranking" not in comparison:  # made by hand, or by an older version
-        key = lead_of(comparison)
-        values = {name: values_of(v["numbers"], key) for name, v in comparison["variants"].items()}
-        found = paired_tests(values)
-        comparison = {**comparison, "tests": found, "ranking": ranking(key, values, found)}
+    groups = grouped(comparison)
+    comparison = {**comparison, "groups": groups}
     variants = {str(name): _Seen.of(str(name), v) for name, v in comparison["variants"].items()}
     with_seeds = [seen for seen in variants.values() if seen.n]
     said = opening(comparison)
@@ -97,9 +98,12 @@ def findings(comparison: Mapping[str, Any]) -> list[str]:
     if with_seeds:
         more += _boundaries(with_seeds) + _dips(with_seeds)
         # The first sentence has the final number of a single variant, the second may have the lack of seeds.
-        more += _best(with_seeds, comparison) if len(variants) > 1 else []
+        for group in groups if len(variants) > 1 else []:
+            mine = [seen for seen in with_seeds if seen.name in group["variants"]]
+            more += _best(mine, group, comparison.get("about", {}), alone=len(groups) == 1)
+        more += unmeasured(comparison) if len(variants) > 1 else []
         more += [] if "with one seed" in said[1].lower() else _spread(with_seeds)
-    return said + more + _incomplete(comparison)
+    return said + more + said_of_twins(comparison.get("same") or ()) + _incomplete(comparison)
 
 
 def _problems(variants: Mapping[str, Any]) -> list[str]:
@@ -216,8 +220,9 @@ def _dips(variants: Sequence[_Seen]) -> list[str]:
     return said
 
 
-def _best(variants: Sequence[_Seen], comparison: Mapping[str, Any]) -> list[str]:
-    key = lead_of(comparison)
+def _best(variants: Sequence[_Seen], group: Mapping[str, Any], about: Mapping[str, Any], alone: bool) -> list[str]:
+    """The best of a group of comparable variants, and how it stands to the others; ``alone``: the only group."""
+    key = group["lead"]
     ranked = _ranked(variants, key)
     if not ranked:
         return []
@@ -225,26 +230,45 @@ def _best(variants: Sequence[_Seen], comparison: Mapping[str, Any]) -> list[str]
     name = "final accuracy" if key == "acc" else "final test loss"
     seeds = f" (mean ± standard deviation of {number(best.n)} seeds)" if best.n > 1 else ""
     if not others:
-        spread = range_of(best.numbers, comparison.get("about", {})) if key == "acc" else ""
-        return [f"{name.capitalize()}: {_level(best, key)}{seeds}{spread}."]
-    by_pair = {frozenset((test["a"], test["b"])): test for test in comparison["tests"]}
+        spread = range_of(best.numbers, about) if key == "acc" else ""
+        whose = "" if alone else f" of {best.name}"
+        return [f"{name.capitalize()}{whose}: {_level(best, key)}{seeds}{spread}."]
+    by_pair = {frozenset((test["a"], test["b"])): test for test in group["tests"]}
     far = [seen for seen in others if _beyond(best, seen, key, by_pair)]
     near = [seen for seen in others if seen not in far]
-    tested = any(frozenset((best.name, seen.name)) in by_pair for seen in near)
-    what = "no difference" + (" beyond noise" if tested else " beyond the spread of the seeds" if best.n > 1 else "")
     if far:
         text = f"{best.name} ends with the {'highest accuracy' if key == 'acc' else 'lowest test loss'}, "
         text += f"{_level(best, key)}{seeds}"
         gaps = [_ahead(best, seen, key, by_pair) for seen in far[:LISTED]]
         if len(far) > LISTED:
-            gaps.append(f"more {_side(key)} {number(len(far) - LISTED)} others")
+            gaps.append(f"more {_side(key)} {counted(len(far) - LISTED, 'other')}")
         text += f", {join(gaps)}"
-        if near:
-            text += f"; there is {what} to {_levels(near, key, '({})')}"
-        said = [text + "."]
     else:
-        said = [f"In {name} there is {what}: {_levels(ranked, key)}{seeds}."]
-    return said + (_steadier(variants, best) if key == "acc" else [])
+        text = f"{name.capitalize()}: {_levels(ranked, key)}{seeds}"
+    said = [text, *_near(best, near, key, by_pair)]
+    return ["; ".join(said) + ".", *(_steadier(variants, best) if key == "acc" else [])]
+
+
+def _near(
+    best: _Seen, near: Sequence[_Seen], key: str, by_pair: Mapping[frozenset[str], Mapping[str, Any]]
+) -> list[str]:
+    """What is known of those that are not separated from the best: within noise, left open, or not tested."""
+    tests = [test for seen in near if (test := by_pair.get(frozenset((best.name, seen.name)))) is not None]
+    level = float(best.numbers[key]["mean"])
+    noise = [test for test in tests if within_noise(key, test, level)]
+    left = [test for test in tests if test not in noise]
+    said = [noise_words(key, noise, best.name)] if noise else []
+    said += [open_words(key, left, best.name)] if left else []
+    untested = [seen for seen in near if frozenset((best.name, seen.name)) not in by_pair]
+    if untested:
+        names = listed([seen.name for seen in untested])
+        if all(_gap(best, seen, key) == 0 for seen in untested):
+            said.append(f"there is no difference between {best.name} and {names}")
+        elif best.n > 1 or any(seen.n > 1 for seen in untested):
+            said.append(f"no difference between {best.name} and {names} is larger than the spread of the seeds")
+        else:
+            said.append(f"the difference between {best.name} and {names} is too small to be seen in these digits")
+    return said
 
 
 def _steadier(variants: Sequence[_Seen], best: _Seen) -> list[str]:
@@ -269,13 +293,7 @@ def _ahead(best: _Seen, other: _Seen, key: str, by_pair: Mapping[frozenset[str],
     gap = _gap(best, other, key)
     size = points(gap) if key == "acc" else difference(key, gap).lstrip("+")
     test = by_pair.get(frozenset((best.name, other.name)))
-    p = (
-        ""
-        if test is None
-        else f" (p {p_text(test['p_holm'])})"
-        if test["p_holm"] < 0.001
-        else f" (p = {p_text(test['p_holm'])})"
-    )
+    p = "" if test is None else f" ({p_is(test)})"
     return f"{size} {_side(key)} {other.name}{p}"
 
 
@@ -286,7 +304,7 @@ def _level(seen: _Seen, key: str) -> str:
 def _levels(variants: Sequence[_Seen], key: str, form: str = "{}") -> str:
     shown = [f"{seen.name} {form.format(_level(seen, key))}" for seen in variants[:LISTED]]
     if len(variants) > LISTED:
-        shown.append(f"{number(len(variants) - LISTED)} others")
+        shown.append(counted(len(variants) - LISTED, "other"))
     return join(shown)
 
 
@@ -324,7 +342,7 @@ def _beyond(a: _Seen, b: _Seen, key: str, by_pair: Mapping[frozenset[str], Mappi
     """Whether a test separates the two; without one, whether the difference is larger than the seeds' spread."""
     test = by_pair.get(frozenset((a.name, b.name)))
     if test is not None:
-        return bool(test["p_holm"] < ALPHA)
+        return separated(test)
     spread = math.hypot(a.numbers[key]["sd"] or 0.0, b.numbers[key]["sd"] or 0.0)
     least = 0.0005 if key.startswith("acc") else 0.001 * abs(float(b.numbers[key]["mean"]))
     return not reaches(max(spread, least), _gap(a, b, key))

@@ -49,7 +49,7 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
 
 
 def _metrics(tables: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]], lead: str) -> list[str]:
-    fixed = {"client", "name", "rounds", "trained", "test_rows", lead, *COUNTS.values()}
+    fixed = {"client", "name", "rounds", "trained", "train_rows", "test_rows", lead, *COUNTS.values()}
     rows = (row for found in tables.values() for rows in found for row in rows[:1])
     return [name for name in dict.fromkeys(name for row in rows for name in row) if name not in fixed]
 
@@ -140,7 +140,7 @@ def _one(run: Run, rows: Sequence[Mapping[str, Any]]) -> str:
               if name in ("rounds", "trained") or any(row[name] for row in rows)]  # fmt: skip
     metrics = [name for name in rows[0] if name not in ("client", "name", "rounds", "trained", *COUNTS.values())]
     order = [lead, *(name for name in metrics if name != lead)] if lead in metrics else metrics
-    words = {"rounds": "Took part", "trained": "Trained", "test_rows": "Test rows"}
+    words = {"rounds": "Took part", "trained": "Trained", "train_rows": "Training rows", "test_rows": "Test rows"}
     head = ["Client", *(words.get(name, name.capitalize()) for name in counts)]
     head += [words.get(name) or metric(name).label for name in order]
     body = []
@@ -148,8 +148,8 @@ def _one(run: Run, rows: Sequence[Mapping[str, Any]]) -> str:
         cells = [f"{row[name]:,}" for name in counts]
         for name in order:
             value = row[name]
-            text = "-" if value is None else f"{value:,}" if name == "test_rows" else in_unit(metric(name).unit, value)
-            cells.append(text)
+            count = name in ("train_rows", "test_rows") and value is not None
+            cells.append(f"{value:,}" if count else in_unit(metric(name).unit, value))
         body.append([called(run, row["client"]), *cells])
     measured = any(row.get(lead) is not None for row in rows)
     title = "Every client, worst served first" if measured else "Every client"

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from .charts import SERIES, Chart, Key, colour, figure, group, plain
-from .clients import called, reached
+from .charts import SERIES, Chart, Key, axis_names, colour, figure, group, plain
+from .clients import called, name_of, reached
+from .held import held_charts
 from .load import Line, Run, Runs
 from .parts import Section, bullets, note, paragraph
 
@@ -25,6 +26,8 @@ CELLS = 60_000
 """How many cells all timelines of a page may have together."""
 DETAILED = 12_000
 """In a chart of more cells than this nothing is written into the cells, and the entries are not named."""
+NAMED = 40
+"""So many clients at most are named on an axis, where they have names."""
 CROSSES = 400
 """How many lost updates get a cross; of more, the paler colour says it alone."""
 KEYS = 40
@@ -71,6 +74,7 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
         ]
         body += group(charts, _legend(lines))
         drawn += lines
+    body += held_charts(runs, _heading)
     body += note(" ".join(_remarks(runs, [line for line, _ in drawn], len(found))))
     notes = list(dict.fromkeys(str(n) for run in runs.runs for n in run.stream.get("notes") or ()))
     if notes:
@@ -173,6 +177,9 @@ def _rounds(line: Timeline) -> list[int]:
 
 def _chart(line: Timeline) -> go.Figure:
     cells, clients, rounds = line.cells, _clients(line.cells), _rounds(line)
+    named = len(clients) <= NAMED and any(name_of(line.run, client) for client in clients)
+    names = axis_names([name_of(line.run, client) or str(client) for client in clients]) if named else []
+    place = dict(zip(clients, names or clients, strict=True))
     detailed = len(clients) * len(rounds) <= DETAILED
     count = max(len(line.names), 1)
     z = [[_code(cells.get((c, r))) for r in rounds] for c in clients]
@@ -181,14 +188,14 @@ def _chart(line: Timeline) -> go.Figure:
     shades = [shade for i in range(count) for shade in (colour(i), f"var(--band-{i % SERIES + 1})")]
     colours = [[edge, shade] for i, shade in enumerate(shades) for edge in (i / len(shades), (i + 1) / len(shades))]
     trace = go.Heatmap(
-        x=rounds, y=clients, z=z, hovertext=hover, colorscale=colours, zmin=-0.5, zmax=len(shades) - 0.5,
+        x=rounds, y=list(place.values()), z=z, hovertext=hover, colorscale=colours, zmin=-0.5, zmax=len(shades) - 0.5,
         showscale=False, xgap=gap, ygap=gap, text=_labels(z) if detailed and len(clients) <= 40 else None,
         texttemplate="%{text}" if detailed and len(clients) <= 40 else None,
         hovertemplate="%{hovertext}<br>client %{y}, round %{x}<extra></extra>",
     )  # fmt: skip
     lost = [(c, r) for c in clients for r in rounds if (c, r) in cells and not cells[c, r][1]]
     crosses = go.Scatter(
-        x=[r for _, r in lost], y=[c for c, _ in lost], mode="markers", hoverinfo="skip", showlegend=False,
+        x=[r for _, r in lost], y=[place[c] for c, _ in lost], mode="markers", hoverinfo="skip", showlegend=False,
         marker={"symbol": "x-thin", "size": 6, "line": {"width": 2, "color": "var(--text)"}},
     )  # fmt: skip
     row = 26 if len(clients) <= 12 else 14 if len(clients) <= 50 else 8
@@ -196,7 +203,7 @@ def _chart(line: Timeline) -> go.Figure:
     drawn = figure(traces, "client", boundaries=line.run.boundaries, height=80 + row * len(clients))
     drawn.update_shapes(layer="above", line_color="var(--text)")
     drawn.update_layout(hovermode="closest")
-    if clients != list(range(clients[0], clients[0] + len(clients))):
+    if named or clients != list(range(clients[0], clients[0] + len(clients))):
         # Sampled clients are not consecutive: as categories they stand next to each other.
         drawn.update_yaxes(type="category")
     elif len(clients) <= 20:

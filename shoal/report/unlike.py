@@ -11,6 +11,8 @@ from .words import join
 
 MOST = 12
 """How many differences between runs are named."""
+PLURAL = ("the data", "the test rows")
+"""Reasons of which there are several."""
 MORE = "These runs differ in more than a method"
 """How the line begins that says that a ranking means little."""
 
@@ -35,7 +37,7 @@ def unlike(runs: Runs, reasons: Sequence[str] = ()) -> list[str]:
 
 
 def _is(reasons: Sequence[str]) -> str:
-    return "is" if len(reasons) == 1 and reasons[0] in ("what is learned", "the loss function") else "are"
+    return "is" if len(reasons) == 1 and reasons[0] not in PLURAL else "are"
 
 
 def _quantity(runs: Runs, reason: str) -> list[str]:
@@ -46,6 +48,8 @@ def _quantity(runs: Runs, reason: str) -> list[str]:
             found = next((str(v) for run in members if (v := run.stream.get("learns"))), "")
         elif reason == "the loss function":
             found = basis(members, {}).loss
+        elif reason == "the number of classes to choose from":
+            found = ", ".join(map(str, sorted(basis(members, {}).choices)))
         elif reason == "the test rows":
             found = next((_targets(run) for run in members if run.metrics), "")
         else:

@@ -53,9 +53,9 @@ def open_words(key: str, tests: Sequence[Test], best: str) -> str:
     said = (
         f"{number(seeds)} seeds cannot separate {best} from {others}"
         if seeds <= FEW
-        else f"{best} is not separated from {others}"
+        else f"the test does not separate {best} from {others}"
     )
-    return f"{said}: {_largest(largest, len(turned))}{test_words(key, largest)}"
+    return f"{said}: {_largest(key, largest, len(turned))}"
 
 
 def noise_words(key: str, tests: Sequence[Test], best: str) -> str:
@@ -64,22 +64,20 @@ def noise_words(key: str, tests: Sequence[Test], best: str) -> str:
     largest = max(turned, key=lambda test: abs(test["difference"]))
     others = [test["b"] for test in turned]
     if all(test["constant"] and not test["difference"] for test in turned):
-        return f"{best} and {listed(others)} are equal in every common seed"
+        return f"in every common seed {best} and {listed(others)} are equal"
     what = f"the difference between {best} and {others[0]} is" if len(others) == 1 else (
         f"the differences between {best} and {listed(others)} are"
     )  # fmt: skip
-    return f"{what} within noise: {_largest(largest, len(turned))}{test_words(key, largest)}"
+    return f"{what} within noise: {_largest(key, largest, len(turned))}"
 
 
-def _largest(test: Test, count: int) -> str:
-    return f"the largest, to {test['b']}: " if count > 1 else ""
-
-
-def test_words(key: str, test: Test) -> str:
+def _largest(key: str, test: Test, count: int) -> str:
     """``"difference +5.0 points, 95 % interval -12.6 to +22.6, p = 0.34"``; p is the corrected one."""
     low, high = (difference(key, value) for value in test["ci"])
     unit = " points" if describe(key).unit == PERCENT else ""
-    return f"difference {difference(key, test['difference'])}{unit}, 95 % interval {low} to {high}, {p_is(test)}"
+    size = f"{difference(key, test['difference'])}{unit}"
+    what = f"the largest difference, to {test['b']}, is {size}" if count > 1 else f"difference {size}"
+    return f"{what}, 95 % interval {low} to {high}, {p_is(test)}"
 
 
 def p_is(test: Test) -> str:

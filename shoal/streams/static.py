@@ -102,9 +102,13 @@ class StaticStream(Stream):
     def notes(self) -> list[str]:
         """Clients without rows and rows without a client."""
         notes = remarks(self._cells, self.clients)
+        # A table with a column of clients has counted them itself.
+        said = self.dataset.notes if self.client_names else ()
+        if f"clients without a training row: {self._cells.empty} of {self.clients}" in said:
+            notes = [note for note in notes if not note.startswith("clients without a row")]
         if self._tests is not None:
             without = sum(not len(test) for test in self._tests)
-            if without:
+            if without and f"clients without a test row: {without} of {self.clients}" not in said:
                 notes.append(f"clients without a test row, which are not measured: {without} of {self.clients}")
             held = len(torch.cat(self._tests).unique())  # type: ignore[no-untyped-call]
             unused = len(self.dataset.test) - held

@@ -146,7 +146,7 @@ def test_refusals(message):
 def test_refusals_of_test_rows():
     with pytest.raises(DataError, match="go together"):
         from_arrays(TABLE, LABELS, TABLE)
-    with pytest.raises(DataError, match=r"x_test: rows of float32 \(2,\), but those of x are float32 \(3,\)"):
+    with pytest.raises(DataError, match=r"x_test: rows of float64 \(2,\), but those of x are float64 \(3,\)"):
         from_arrays(TABLE, LABELS, TABLE[:, :2], LABELS)
     with pytest.raises(DataError, match="one kind"):
         from_arrays(TABLE, LABELS, TABLE, [str(y) for y in LABELS])

@@ -26,9 +26,9 @@ def test_beside_scikit_learn(how):
     hot = OneHotEncoder(handle_unknown="ignore", sparse_output=False).fit(TRAIN[["b"]])
     for frame in (TRAIN, LATER):
         got = made.apply(frame)
-        assert got.dtype == np.float32
+        assert got.dtype == np.float64
         filled = numbers.transform(frame[["a", "c"]])
-        assert got[:, [0, 8]] == pytest.approx(filled, rel=1e-6)
+        assert got[:, [0, 8]] == pytest.approx(filled, rel=1e-12)
         assert np.array_equal(got[:, [1]], flags.transform(frame[["a", "c"]]))
         assert np.array_equal(got[:, 2:7], hot.transform(frame[["b"]]))
         # What scikit-learn leaves at zero everywhere is the feature of all others here.

@@ -178,7 +178,10 @@ def test_a_category_of_the_test_rows_alone(tmp_path):
     data = shoal.data.load({"kind": "table", "path": str(tmp_path / "s"), "label": "y"})
     assert data.reader["features"] == ["c=blue", "c=red", "c=(other)"]
     assert data.features.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 0, 1], [0, 1, 0]]
-    assert data.notes == ("values of a category that no training row has, of 5 rows: c (2)",)
+    assert data.notes == (
+        "values of a category that no training row has, of 5 rows: c (2)",
+        "1 of 3 test rows are equal, label included, to a training row",
+    )
     with pytest.raises(DataError, match="2 of 5 rows have a category that no training row has, such as 'green' in row"):
         shoal.data.load({"kind": "table", "path": str(tmp_path / "s"), "label": "y", "unseen": "error"})
 
@@ -233,6 +236,89 @@ def test_a_column_that_is_empty_or_constant_or_nameless(load):
     assert data.batch(data.train)[:, 1].tolist() == [0] * 3
     zero = load(text, test=1, numeric=["b"], missing="zero")
     assert of(zero, "b") == [0] * 4
+
+
+def test_numbers_with_leading_zeros_are_names(load):
+    text = "zip,n,code,day,y\n00012,0.5,01.11,-05,u\n12,-0,2.5,03,v\n00012,0,3.5,11,u\n90210,00,4.5,12,v\n"
+    data = load(text, test=1, missing_values=["00"], missing="zero")
+    names = data.reader["features"]
+    assert "zip=00012" in names
+    assert "n" in names  # 0.5, -0 and 0 are plain numbers; 00 is a gap here
+    assert "code=01.11" in names or "code=2.5" in names
+    assert data.notes[0] == (
+        "columns with leading zeros, taken as names and not as numbers (data.numeric says otherwise): zip (00012), "
+        "code (01.11), day (03)"
+    )
+    # The two ways to write twelve are two names, and further rows find them again.
+    again = Encoding.from_json(data.reader).apply(pd.DataFrame({"zip": ["00012", "12"], "n": [1, 1]}))
+    assert again[0, names.index("zip=00012")] == 1
+    assert again[1, names.index("zip=00012")] == 0
+    numeric = load(text, test=1, numeric=["zip", "code", "day", "n"])
+    assert of(numeric, "zip") == [12, 12, 12, 90210]
+    assert of(numeric, "day") == [-5, 3, 11, 12]
+    assert not any("leading zeros" in note for note in numeric.notes)
+    with pytest.raises(DataError, match="column 'zip': 3 categories"):
+        load(text, test=1, categories_max=2, missing_values=["00"], missing="zero")
+
+
+@pytest.mark.parametrize(
+    ("values", "hint"),
+    [
+        (["-1,120.68", "12.5", "3"], "such as '-1,120.68' in row 1; ',' separates thousands there: remove it"),
+        (["-1,120.68", "2,012,345.5", "3,000"], "',' separates thousands there: remove it"),
+        (["12.5", "1,120", "3"], "',' separates thousands there"),
+        (["5", "1,120", "n/k"], "if the comma separates thousands, remove it .* set data.decimal: ','"),
+        (["1,120", "2,120", "3,500"], "if the comma separates thousands, remove it .* set data.decimal: ','"),
+        (["1,5", "1,120", "3"], "where the comma is the decimal mark, set data.decimal: ','"),
+        (["1'120.5", "3", "4"], "separates thousands there"),
+        (["1 120", "2 120", "3 120"], "' ' separates thousands there"),
+        (["1.120,68", "2.500,5", "3.000,1"], "'.' separates thousands there: .*, and set data.decimal: ','"),
+        (["5", "x", "1"], "mend it, list 'a' under"),
+    ],
+)
+def test_separators_of_thousands(load, values, hint):
+    rows = "".join(f"{value};{y}\n" for value, y in zip(values, "uvu", strict=True))
+    with pytest.raises(DataError, match=hint):
+        load("a;y\n" + rows, separator=";", test=1)
+
+
+def test_thousands_beside_a_decimal_comma(load):
+    with pytest.raises(DataError, match=r"'\.' separates thousands there: remove it from the numbers of the file \("):
+        load("a;y\n1.120,5;u\n2,5;v\n1,0;u\n", separator=";", decimal=",", test=1)
+    with pytest.raises(DataError, match="',' separates thousands there"):
+        load("a;y\n-1,120.68;u\nn/k;v\n2,000.5;u\n", separator=";", test=1)
+    # Texts that only look a little like it stay texts.
+    data = load("a;y\n1,12;u\nno 1,120;v\nx;u\n1,12;v\n", separator=";", test=1)
+    assert all(name.startswith("a=") for name in data.reader["features"])
+
+
+def test_a_label_that_may_be_an_amount(load):
+    def notes(count, rows, form="{}", **settings):
+        text = "x,y\n" + "".join(f"{row},{form.format(row % count - 3)}\n" for row in range(rows))
+        return [note for note in load(text, test=0.2, **settings).notes if "amount" in note]
+
+    assert notes(51, 520) == [
+        "the label has 51 different whole numbers, each taken as a class; if it is an amount, set data.learn: values"
+    ]
+    assert notes(50, 520) == []
+    assert len(notes(11, 100)) == 1
+    assert notes(11, 110) == []
+    assert notes(10, 30) == []
+    assert notes(60, 120, "c{}") == []
+    assert notes(60, 120, learn="values") == []
+
+
+def test_test_rows_that_are_training_rows(load, tmp_path):
+    train = pd.DataFrame({"a": [0.0, 1, 2, 2], "c": ["x", "y", "x", "x"], "y": ["u", "v", "u", "u"]})
+    # As it is; another label; another number; another category; new altogether; -0 is 0.
+    test = pd.DataFrame({"a": [1.0, 1, 1.5, 1, 9, -0.0], "c": list("yyyxzx"), "y": list("vuvvvu")})
+    (tmp_path / "s").mkdir()
+    train.to_csv(tmp_path / "s" / "train.csv", index=False)
+    test.to_csv(tmp_path / "s" / "test.csv", index=False)
+    settings = {"kind": "table", "path": str(tmp_path / "s"), "label": "y"}
+    assert "2 of 6 test rows are equal, label included, to a training row" in shoal.data.load(settings).notes
+    values = shoal.data.load({**settings, "label": "a", "learn": "values", "ignore": ["c"]})
+    assert "3 of 6 test rows are equal, label included, to a training row" in values.notes
 
 
 def test_texts_that_mean_a_missing_value(load):

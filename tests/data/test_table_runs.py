@@ -10,6 +10,7 @@ from sklearn.linear_model import LinearRegression
 
 import shoal
 import shoal.data
+from shoal.setup import assemble, resolve_config
 
 RUN = {
     "rounds": 3,
@@ -40,7 +41,8 @@ def test_elec2_as_classes(market):
     assert np.array_equal(data.labels.numpy(), frame["class"].to_numpy())
     # Stratified: the share of each class in the test rows is that of all rows.
     assert float(data.labels[data.test].double().mean()) == pytest.approx(frame["class"].mean(), abs=1e-4)
-    assert data.notes == ()
+    wanted = frame.iloc[data.test.numpy()].merge(frame.iloc[data.train.numpy()].drop_duplicates())
+    assert data.notes == (f"{len(wanted)} of 9062 test rows are equal, label included, to a training row",)
 
 
 def test_elec2_as_values(market):
@@ -98,3 +100,21 @@ def test_a_run_of_natural_clients_on_values(tmp_path):
     assert [line["client"] for line in last] == [0, 1, 2]
     assert all(line["value"] < 0.5 for line in last)
     assert [line["rows"] for line in last] == [6, 4, 2]
+
+
+def test_clients_that_lack_rows_are_told_once(tmp_path):
+    # "c" has one row, which stays for training, and "d" is known to the test file alone.
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "train.csv").write_text("who,x,y\na,1,u\na,2,v\nb,3,u\nb,4,v\nc,5,u\n")
+    (tmp_path / "t" / "test.csv").write_text("who,x,y\na,9,u\nb,8,v\nd,7,u\n")
+    data = {"kind": "table", "path": str(tmp_path / "t"), "label": "y", "client": "who"}
+    stream = {"kind": "static", "partition": {"kind": "column", "column": "who"}, "targets": "client"}
+    setup = assemble(resolve_config({"data": data, "stream": stream}))
+    assert [note for note in setup.notes if "clients without" in note] == [
+        "clients without a training row: 1 of 4",
+        "clients without a test row: 1 of 4",
+    ]
+    # Other clients than those of the column are another matter.
+    drawn = {"kind": "static", "clients": 4, "targets": "client"}
+    (note,) = assemble(resolve_config({"data": data, "stream": drawn})).stream.notes()
+    assert note == "clients without a test row, which are not measured: 1 of 4"

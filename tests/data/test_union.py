@@ -104,6 +104,12 @@ def test_one_shape_by_the_rule_or_an_error_with_both(idx, parquet):
     assert np.array_equal(data.features[4, ..., 0].numpy(), np.asarray(expected))
     rule = {"convert": True, "fit": "resize", "unreadable": "error"}
     assert data.reader == {"kind": "image", "size": [4, 6], "channels": 1, **rule}
+    assert [
+        union(a, b).reader["convert"] for a, b in ((idx, idx), ({**idx, "channels": 1}, {**idx, "channels": 1}))
+    ] == [
+        False,
+        True,
+    ]
     padded = union(idx, small, size=10, fit="pad", channels=3)
     assert padded.shape == (3, 10, 10)
     assert int(padded.features[4, :3].sum()) == int(padded.features[4, 7:].sum()) == 0

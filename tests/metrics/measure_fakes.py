@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ def target(test: torch.Tensor, validation: torch.Tensor = EMPTY, stamp: int = 0,
 
 
 class FakeStream(Stream):
+    dataset: Any = SimpleNamespace(is_regression=False)
+
     def __init__(self, targets: Sequence[Target], tasks: int = 0, boundaries: tuple[int, ...] = ()) -> None:
         self.given = list(targets)
         self.clients = 8

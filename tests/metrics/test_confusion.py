@@ -27,7 +27,6 @@ class Named(FakeStream):
 def test_counts():
     outputs = torch.eye(3)[[0, 0, 1, 2, 2, 2]]
     assert counts(outputs, torch.tensor([0, 1, 1, 0, 2, 2])) == [[0, 0, 1], [0, 2, 1], [1, 0, 1], [1, 1, 1], [2, 2, 2]]
-    assert counts(outputs, torch.zeros(6, 1)) is None
     assert measured([COUNTS], [(torch.full((1, 2), math.nan), torch.tensor([0]))]) == {COUNTS: Failed(NAN)}
 
 
@@ -96,7 +95,6 @@ def test_after_each_phase_and_at_the_end(round, last, every, written):
 def test_none_for_real_values_or_too_many_classes():
     method = FakeMethod({0: [("a",)]})
     stream = Named([target(rows(10, 5), task=0)])
-    assert play(stream, method, {A: None}) == []  # targets that are no classes, by a loss of one's own
     stream.names = {0: tuple(map(str, range(1001)))}
     assert play(stream, method, {}) == []
     stream.names = {0: tuple(map(str, range(1000)))}

@@ -210,6 +210,30 @@ def test_batches_are_joined_and_nothing_ends_the_run():
     assert (found[kinds[3]], found[kinds[4]]) == (None, [1, 2])
 
 
+def difference(outputs, targets):
+    """Works in place: fast, and destructive."""
+    return outputs.sub_(targets).abs_().mean()
+
+
+def cleared(outputs, targets):
+    targets.zero_()
+    outputs.zero_()
+    return 0.0
+
+
+@pytest.mark.parametrize("first", [difference, cleared])
+def test_a_metric_that_works_in_place_changes_no_other(first):
+    # Errors 1, -3 and 2: mean 2, root of 14/3; whatever stands before them.
+    outputs, targets = torch.tensor([[2.0], [1.0], [7.0]]), torch.tensor([[1.0], [4.0], [5.0]])
+    kept = outputs.clone(), targets.clone()
+    kind = f"{HERE}:{first.__name__}"
+    found = measured([kind, "mae", "rmse", f"{HERE}:difference"], [(outputs, targets)])
+    assert (found["mae"], found["rmse"]) == (near(2), near(math.sqrt(14 / 3)))
+    assert found[f"{HERE}:difference"] == near(2)
+    assert torch.equal(outputs, kept[0])
+    assert torch.equal(targets, kept[1])
+
+
 def test_outputs_with_nan_fail_every_metric():
     outputs = torch.tensor([[0.0, 1.0], [math.nan, 1.0]])
     assert measured(["f1", f"{HERE}:rows"], [(outputs, torch.tensor([0, 1]))]) == {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from measure_fakes import EMPTY, FakeMethod, FakeScore, FakeStream, bank, context, rows, seen, target
@@ -31,6 +32,18 @@ def test_lines_and_means():
         {"metric": "mean_validation_accuracy", "value": pytest.approx(0.4), "weighting": "targets", "targets": 2},
         {"metric": "mean_validation_accuracy", "value": pytest.approx(0.5), "weighting": "rows", "targets": 2},
     ]
+
+
+def test_of_a_regression_there_are_the_losses_alone():
+    stream = FakeStream([target(EMPTY, rows(50, 2), task=0)])
+    stream.dataset = SimpleNamespace(is_regression=True)
+    score = FakeScore({((1.0,), 50): (math.nan, 0.9)})
+    lines, _ = Validation(context(stream, FakeMethod({0: [("a",)]}), rounds=5)).observe(seen(5, bank(a=1), score), {})
+    assert lines == [{"metric": "validation_loss", "value": 0.9, "rows": 2, "entry": "a", "task": 0}]
+    assert Validation.summarise([{"round": 5, **line} for line in lines]) == {
+        "validation_accuracy": None,
+        "validation_loss": 0.9,
+    }
 
 
 @pytest.mark.parametrize(

@@ -214,3 +214,13 @@ def test_a_phone_scrolls_the_page_where_a_mouse_zooms_the_chart(opened: Open) ->
     assert phone.ask("document.documentElement.scrollWidth") == 360
     assert phone.wrong == []
     assert opened("run").ask(mode) == "zoom"
+
+
+def test_a_phone_shows_the_reason_of_an_event(opened: Open) -> None:
+    here = opened("run", touch=True)
+    cell = here.page.locator("#problems table").last.locator("tbody td").last
+    box, row = cell.bounding_box(), here.page.locator("#problems table").last.locator("tbody tr").first.bounding_box()
+    assert box is not None
+    assert row is not None
+    assert box["x"] + 0.9 * box["width"] < 360
+    assert row["height"] < 420  # 310 letters

@@ -72,13 +72,22 @@ def test_tasks_and_concepts_are_no_clients() -> None:
     assert client_table(of({**line, "task": 1}, {**line, "concept": 2})) == []
 
 
-@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "  =1+1"])
+@pytest.mark.parametrize(
+    "name", ["=1+1", "+1+1", "-1+cmd", "-x", "--1", "-1e", "+", "@SUM(A1)", "\tx", "\rx", "  =1+1", "-1\n"]
+)
 def test_a_formula_is_text_in_the_file(tmp_path: Path, name: str) -> None:
     path = tmp_path / "clients.csv"
     write_clients(path, [{"client": 0, "name": name, "accuracy": 0.5}])
     with path.open(encoding="utf-8", newline="") as file:
         (row,) = csv.DictReader(file)
     assert row == {"client": "0", "name": f"'{name}", "accuracy": "0.5"}
+
+
+@pytest.mark.parametrize("name", ["-3", "+3", "-3.5", "-.5", "-1e-3", "3", "007", "Oslo"])
+def test_a_plain_number_is_left_as_it_is(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "clients.csv"
+    write_clients(path, [{"client": 0, "name": name}])
+    assert path.read_bytes() == f"client,name\r\n0,{name}\r\n".encode()
 
 
 def test_the_file_is_rfc_4180(tmp_path: Path) -> None:

@@ -48,9 +48,11 @@ def test_the_most_important_comes_first_and_two_things_are_enough() -> None:
         "the first round after a phase boundary, tasks that were trained before lose 6.0 points on average."
     )  # fmt: skip
     assert second(over_targets=uneven).startswith(
-        "The worst tenth of the targets has an accuracy of 40.0 %, against a mean of 90.0 % "
-        "(2 without a number left out)"
+        "The worst tenth of the targets has an accuracy of 40.0 %, against a mean of 90.0 %; two targets without a "
+        "number are not counted"
     )
+    uneven["accuracy"]["excluded"] = 1
+    assert "; one target without a number is not counted" in second(over_targets=uneven)
     assert second() == "With one seed it is not known how far another seed would differ."
 
 

@@ -13,6 +13,7 @@ import pytest
 from report_folders import write_lines, write_run, write_sweep
 
 from shoal.errors import RunError
+from shoal.folder import RunFolder
 from shoal.report.load import read
 from shoal.report.page import SECTIONS, page, write_report
 
@@ -166,7 +167,7 @@ def test_an_unfinished_run_says_so_and_shows_what_there_is(tmp_path: Path) -> No
     text = page(read(folder))
     assert ids(parsed(text)) == list(ALWAYS)
     assert "(asynchronous) is unfinished: 9 of 30 rounds are done, and the mean accuracy after round 9 is" in text
-    assert "are not JSON" not in text
+    assert "is not JSON" not in text
     assert max(charts(text)[0]["data"][0]["x"]) == 9
 
 
@@ -174,7 +175,11 @@ def test_a_line_broken_in_the_middle_is_told(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run", rounds=4, boundaries=(2,))
     whole = (folder / "metrics.jsonl").read_text().splitlines()
     (folder / "metrics.jsonl").write_text("\n".join([*whole[:5], "{oops", *whole[5:]]) + "\n")
-    assert "metrics.jsonl: 1 lines are not JSON and were skipped" in page(read(folder))
+    runs = read(folder)
+    said = f"metrics.jsonl: line 6 is not JSON as it was written; it, and what follows it ({len(whole) - 5} lines)"
+    assert said in page(runs)
+    assert not runs.runs[0].finished
+    assert list(runs.runs[0].lines) == RunFolder(folder).lines()  # what the summary is made of
 
 
 def test_unreadable_files_are_told(tmp_path: Path) -> None:
@@ -276,7 +281,7 @@ def test_problems_are_listed_by_name(tmp_path: Path) -> None:
     ]
     text = page(read(write_run(tmp_path / "run", rounds=8, boundaries=(4,), more=more)))
     cells = [data for tag, data in parsed(text).data if tag in ("td", "th", "span")]
-    for wanted in ("client 2", "vector has a NaN", "straggler", "0 updates accepted, 2 needed"):
+    for wanted in ("client 2: rejected", "vector has a NaN", "client 1: straggler", "0 updates accepted, 2 needed"):
         assert wanted in cells
     assert "auc, on 3 targets: ValueError: no" in cells
     at = cells.index("Warnings")
@@ -300,3 +305,22 @@ def test_environments_and_settings_that_differ(tmp_path: Path) -> None:
 
 def test_a_run_among_several_is_called_by_variant_and_seed(sweep: Path) -> None:
     assert read(sweep / "dips" / "2").name == "trial: dips, seed 2"
+
+
+def test_every_term_is_explained_once(tmp_path: Path) -> None:
+    by = {kind: {"all": 1.0, "head": 0.5} for kind in ("squared", "distance", "cosine")}
+    more = [{"round": r, "metric": m, "value": 0.5, "task": 0} for r in (1, 2) for m in ("f1", "loss")]
+    config, summary = {"evaluate": {"metrics": ["f1"]}}, {"loss": 0.5, "client_drift_by": by}
+    folder = write_run(tmp_path / "run", rounds=2, boundaries=(), more=more, config=config, summary=summary)
+    terms = [data for tag, data in parsed(page(read(folder))).data if tag == "dt"]
+    assert terms.count("Client drift") == 1
+    assert len(terms) == len(set(terms)) > 10
+
+
+def test_the_only_run_is_not_named_in_every_event(tmp_path: Path) -> None:
+    lost = [{"round": 2, "record": "rejected", "client": 1, "reason": "why"}]
+    one = page(read(write_run(tmp_path / "run", rounds=3, boundaries=(), more=lost)))
+    several = page(read(write_sweep(tmp_path / "x", {"a": {"more": lost}, "b": {}}, [0], rounds=3, boundaries=())))
+    for text, head in ((one, ["Round", "What", "Reason"]), (several, ["Run", "Round", "What", "Reason"])):
+        table = text[text.index("<span>One by one</span>") :].partition("</thead>")[0]
+        assert re.findall(r"<th [^>]*>(.*?)</th>", table) == head

@@ -48,9 +48,10 @@ def test_a_drop_a_later_dip_and_the_best() -> None:
         "less than one point in every seed with b and c.",
         "A later dip without a drop at the boundary: at the lowest of five rounds those tasks have lost 9.0 points "
         "with c (8.0 to 10.0; in three of three seeds).",
-        # scipy.stats.ttest_rel: p = 0.00029 against b and 0.54 against c, times three pairs.
+        # scipy.stats.ttest_rel: p = 0.00029 against b, times three pairs, and 0.55 against c, the largest.
         "a ends with the highest accuracy, 92.0 ± 1.0 % (mean ± standard deviation of three seeds), 3.9 points above "
-        "b (p < 0.001); there is no difference beyond noise to c (91.3 ± 0.8 %).",
+        "b (p < 0.001); three seeds cannot separate a from c: difference +0.7 points, 95 % interval -3.3 to +4.7, "
+        "p = 0.55.",
     ]
 
 
@@ -110,13 +111,15 @@ def test_without_the_mean_change_the_losses_decide() -> None:
     assert sentence.endswith(f"{LOSE} 4.0 points with a (3.0 to 5.0; in two of two seeds).")
 
 
-def test_no_difference_beyond_noise() -> None:
+def test_few_seeds_separate_large_differences_only() -> None:
     a, b = [87.0, 90.0, 93.0], [89.0, 85.0, 81.0]
     assert stats.ttest_rel(a, b).pvalue == pytest.approx(0.341, abs=1e-3)
     assert said(a=variant(acc=a), b=variant(acc=b)) == [
-        "In final accuracy there is no difference beyond noise: a 90.0 ± 3.0 % and b 85.0 ± 4.0 % "
-        "(mean ± standard deviation of three seeds)."
+        "Final accuracy: a 90.0 ± 3.0 % and b 85.0 ± 4.0 % (mean ± standard deviation of three seeds); three seeds "
+        "cannot separate a from b: difference +5.0 points, 95 % interval -12.4 to +22.4, p = 0.34."
     ]
+    interval = stats.ttest_rel(a, b).confidence_interval(0.95)
+    assert (round(interval.low, 1), round(interval.high, 1)) == (-12.4, 22.4)
     # The same numbers in the order of the seeds: now every seed says the same.
     assert stats.ttest_rel(a, b[::-1]).pvalue == pytest.approx(0.0131, abs=1e-4)
     (far,) = said(a=variant(acc=a), b=variant(acc=b[::-1]))
@@ -134,7 +137,7 @@ def test_without_two_common_seeds_the_spread_decides() -> None:
         return found
 
     near = said(a=variant(acc=[87, 90, 93]), b=of([81, 85, 89]))
-    assert near[0].startswith("In final accuracy there is no difference beyond the spread of the seeds: a 90.0 ± 3.0 %")
+    assert near[0].endswith("; no difference between a and b is larger than the spread of the seeds.")
     (far,) = said(a=variant(acc=[87, 90, 93]), b=of([80.9, 84.9, 88.9]))
     assert far.endswith("5.1 points above b.")
 
@@ -160,7 +163,7 @@ def test_one_seed_says_so() -> None:
 
 def test_equal_accuracies_of_one_seed() -> None:
     assert said(a=variant(acc=[90]), b=variant(acc=[90]))[0] == (
-        "In final accuracy there is no difference: a 90.0 % and b 90.0 %."
+        "Final accuracy: a 90.0 % and b 90.0 %; there is no difference between a and b."
     )
 
 

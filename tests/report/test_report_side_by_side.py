@@ -32,7 +32,14 @@ def test_a_comparison_has_a_folder_of_its_own(tmp_path: Path) -> None:
     assert len(found["tests"]) == 1
     text = (out / "report.html").read_text(encoding="utf-8")
     assert "<h1>one / two</h1>" in text
-    assert write_comparison([one, two], out).exists()  # an older comparison is replaced
+    with pytest.raises(RunError, match=r"holds a comparison already.*--force"):
+        write_comparison([one, two], out)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"holds other files \(notes.txt\).*--force"):
+        write_comparison([one, two], out)
+    assert write_comparison([one], out, force=True).exists()
+    assert files(out) == ["comparison.json", "notes.txt", "report.html"]
+    assert list(json.loads((out / "comparison.json").read_text())["variants"]) == ["async-digits"]
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -41,6 +48,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
         write_comparison([one, tmp_path / "x" / ".." / "one"], tmp_path / "out")
     with pytest.raises(RunError, match=r"holds other files \(config.yaml"):
         write_comparison([one], one)
+    with pytest.raises(RunError, match="those of a run"):
+        write_comparison([one], one, force=True)
     with pytest.raises(RunError, match="is a file"):
         write_comparison([one], one / "config.yaml")
     with pytest.raises(RunError, match="found neither"):
@@ -68,9 +77,7 @@ def test_runs_that_differ_in_the_method_alone_give_no_warning(tmp_path: Path) ->
             {},
             "stream.order: asynchronous (one); synchronous (two)",
         ),
-        ({"data": {"kind": "idx"}}, {}, "data.kind: digits (one); idx (two)"),
         ({}, {"rounds": 4}, "rounds: 3 (one); 4 (two)"),
-        ({}, {"seed": 7}, "the seeds: 0 (one); 7 (two)"),
         ({"stream": {"kind": "tasks"}}, {}, "stream.order: asynchronous (one) alone"),
     ],
 )
@@ -78,6 +85,13 @@ def test_what_differs_is_named(tmp_path: Path, changed: dict[str, Any], more: di
     first, *rest = unlike(tmp_path, changed, **more)
     assert first.startswith("These runs differ in more than a method")
     assert rest == [line]
+
+
+def test_other_seeds_alone_are_no_other_experiment(tmp_path: Path) -> None:
+    assert unlike(tmp_path, {}, seed=7) == [
+        "The runs have other seeds, and a test pairs those in common: 0 (one); 7 (two)."
+    ]
+    assert "differ in more" not in compare(tmp_path / "one", tmp_path / "two")["findings"][1]
 
 
 def test_other_data_under_the_same_name_are_noticed(tmp_path: Path) -> None:
@@ -106,5 +120,5 @@ def test_a_first_one_without_a_test_is_not_called_noise(tmp_path: Path) -> None:
     two = write_sweep(tmp_path / "two", {"a": {}, "b": {}}, [0, 1], rounds=2, boundaries=())
     found = compare(one, two)
     assert [test["a"] for test in found["tests"]] == ["two/a"]
-    assert "no test can tell whether one is ahead by more than noise" in found["findings"][1]
+    assert "No test can tell whether one is ahead by more than noise" in found["findings"][1]
     assert "within noise" not in found["findings"][1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -13,6 +14,13 @@ from .requests import Optimizer
 
 def _as_part(value: Any) -> Any:
     return {"kind": value} if isinstance(value, str) else value
+
+
+def _as_name(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"[^\W_][\w.-]*", value):
+        return value
+    hint = "; YAML reads on, off, yes and no as true and false: quote them" if isinstance(value, bool) else ""
+    raise ValueError(f"letters, digits, '.', '_' and '-', the first a letter or a digit: it becomes a folder{hint}")
 
 
 Part = Annotated[dict[str, Any], pydantic.BeforeValidator(_as_part)]
@@ -138,7 +146,7 @@ class Checkpoint(_Strict):
 class Config(_Strict):
     """A whole experiment."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: Annotated[str, pydantic.BeforeValidator(_as_name)] = "run"
     description: str = ""
     seed: int = Field(0, ge=0, lt=2**63)
     rounds: int = Field(10, ge=0)

@@ -234,7 +234,8 @@ class RunFolder:
             whole = "" if have == size else f" (only the first {have} are whole lines)"
             raise RunError(
                 f"{path} has {size} bytes, but the checkpoint was written when it had {length}{whole}; "
-                f"the file was changed from outside. Start again with --force"
+                f"the file was changed from outside. Remove the folder {self.path} to start this run again; the other "
+                f"runs of a sweep are kept"
             )
         if path.exists():
             os.truncate(path, length)

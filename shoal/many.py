@@ -13,7 +13,7 @@ from .choice import conclude
 from .config import Config
 from .data.dataset import Dataset
 from .engine import Gathering
-from .errors import ConfigError, RunError, Stopped, in_words
+from .errors import ConfigError, RunError, ShoalError, Stopped, in_words
 from .folder import RunFolder
 from .loading import Single, expand
 from .progress import Quiet
@@ -139,10 +139,17 @@ def _one_of_many(
     gathering: Gathering | None = None,
 ) -> None:
     """Runs one of several, or goes on with it; a finished one is left as it is."""
-    folder = RunFolder(path / single.place)
-    if not folder.exists:
-        start_run(config, folder.path, dataset=data.of(config), progress=progress, report=False, gathering=gathering)
-        return
-    same_configuration(folder, config)
-    if not folder.finished:
-        resume_run(folder.path, dataset=data.of(config), progress=progress, report=False, gathering=gathering)
+    try:
+        folder = RunFolder(path / single.place)
+        if not folder.exists:
+            rows = data.of(config)
+            start_run(config, folder.path, dataset=rows, progress=progress, report=False, gathering=gathering)
+            return
+        same_configuration(folder, config)
+        if not folder.finished:
+            resume_run(folder.path, dataset=data.of(config), progress=progress, report=False, gathering=gathering)
+    except ShoalError:
+        raise
+    except Exception as error:  # of a part of the user's own: which of the runs it was is the first question
+        error.add_note(f"in the run {path / single.place}; when that is mended go on with: shoal resume {path}")
+        raise

@@ -95,9 +95,12 @@ class Predictor:
         self.bank = self._bank(file)
 
     def _models(self) -> tuple[dict[str, Model], tuple[str, ...]]:
-        about = self.serving
+        about, settings = self.serving, self.config.model
+        if self.finished:
+            # All numbers are in model.safetensors, constants too: the file that they started from may be gone.
+            settings = {**settings, "weights": None, "weights_sha256": None}
         return build_models(
-            self.config.model, tuple(about["shape"]), about["outputs"], about["task_outputs"], self.config.seed
+            settings, tuple(about["shape"]), about["outputs"], about["task_outputs"], self.config.seed
         )
 
     def _method(self, task_models: tuple[str, ...]) -> Method:

@@ -144,6 +144,11 @@ def _check_method(method: Any, kind: str) -> None:
         raise ConfigError(f"method.kind: {kind} lacks {', '.join(missing)}; a method defines {', '.join(HOOKS)}")
     if not hasattr(method, "learner"):
         raise ConfigError(f"method.kind: {kind}.__init__ must call super().__init__(world, learner, mean, server)")
+    if method.serverless and method.learner.needs_server:
+        raise ConfigError(
+            f"local.learner: {type(method.learner).__name__} with these settings joins numbers of all clients on a "
+            f"server, and method {kind} has none; use another learner (svrg: anchor local), or a method with a server"
+        )
 
 
 def _check_metrics(metrics: Sequence[str], measures: Mapping[str, Measure], dataset: Dataset) -> None:

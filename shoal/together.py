@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from .engine.base import one_torch_thread
 from .engine.shared import Gathering
 from .metrics.base import Line
 from .progress import Quiet
@@ -26,7 +27,9 @@ def play_together(plays: Sequence[tuple[Play, int]], progress: Quiet, name: str)
         chosen = plays[begin : begin + MOST]
         bar = _Bar(progress, f"{name}: {len(chosen)} runs together", sum(rounds for _, rounds in chosen))
         try:
-            _Party([play for play, _ in chosen], bar).play()
+            # Here too: the first run that ended would give the others, which still compute, the threads back.
+            with one_torch_thread():
+                _Party([play for play, _ in chosen], bar).play()
         finally:
             progress.end()
 
@@ -52,15 +55,18 @@ class _Party:
 
     def play(self) -> None:
         """To the end of all; raises the first exception."""
-        for thread in self.threads:
-            thread.start()
+        started: list[threading.Thread] = []
         try:
+            for thread in self.threads:
+                started.append(thread)
+                thread.start()
             for thread in self.threads:
                 thread.join()
         except BaseException:
             self.gathering.stop()
-            for thread in self.threads:
-                thread.join()
+            for thread in started:
+                if thread.ident is not None:  # the last one may not have begun
+                    thread.join()
             raise
         if self.errors:
             raise self.errors[0]

@@ -121,7 +121,7 @@ def test_what_no_checkpoint_can_mend_is_an_error_that_says_what_to_do(run: Path)
     metrics = run / "metrics.jsonl"
     content = metrics.read_bytes()
     metrics.write_bytes(content[: begins(content, 1) - 1])  # every checkpoint counts on the lines of round 1
-    with pytest.raises(RunError, match=r"changed from outside\. Start again with --force"):
+    with pytest.raises(RunError, match=r"changed from outside\. Remove the folder"):
         library.resume(run)
     assert not RunFolder(run).finished
     metrics.unlink()

@@ -159,3 +159,13 @@ def test_a_variant_changes_the_settings_that_it_names_and_no_others() -> None:
     assert found["dotted"]["model"] == {"kind": "mlp", "hidden": [3]}
     assert found["another"]["method"] == {"kind": "fedsgd", "mean": "uniform"}
     assert found["server"]["method"] == {"kind": "fedavg", "per": "task", "server": {"kind": "sgd"}}
+
+
+def test_a_name_becomes_a_folder() -> None:
+    for name in ("Zürich-日本", "a", "0.1_x"):
+        assert resolve_config({"name": name, "stream": STREAM}).name == name
+    for name in ("a/b", "-a", ".", "", "a b"):
+        with pytest.raises(ConfigError, match="becomes a folder"):
+            resolve_config({"name": name, "stream": STREAM})
+    with pytest.raises(ConfigError, match="quote them"):
+        resolve_config({"name": False, "stream": STREAM})

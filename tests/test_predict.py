@@ -157,6 +157,20 @@ def test_constants_are_exported_once_and_put_back_exactly(tmp_path: Path, monkey
         pd.testing.assert_frame_equal(library.predict(other, images, target=f"task={task}"), before)
 
 
+def test_the_file_that_a_model_started_from_may_be_gone(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    data = library.from_arrays(rng.normal(size=(60, 4)).astype(np.float32), np.arange(60) % 3)
+    first = library.run(CONFIG, data=data, out=tmp_path / "first").folder
+    weights = tmp_path / "start.safetensors"
+    shutil.copy(first / "model.safetensors", weights)
+    changes = {"model.weights": str(weights), "model.freeze": ["features"]}
+    run = library.run(CONFIG, changes, data=data, out=tmp_path / "second").folder
+    rows = rng.normal(size=(5, 4)).astype(np.float32)
+    before = library.predict(run, rows)
+    weights.unlink()
+    pd.testing.assert_frame_equal(library.predict(run, rows), before)
+
+
 # ---- which model ---------------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,9 @@ import torch
 
 import shoal as library
 from shoal import engine as engines
+from shoal import together
+from shoal.engine import shared
+from shoal.engine.program import Stopped
 from shoal.engine.stack import FitStack
 from shoal.errors import ConfigError
 from shoal.folder import RunFolder
@@ -128,8 +131,9 @@ def test_a_run_that_fails_ends_the_others_with_its_own_error(tmp_path: Path, mon
         return step(self, old, mean, when, reported)
 
     monkeypatch.setattr("shoal.server.plain.SGD.step", breaking)
-    with pytest.raises(RuntimeError, match="out of order"):
+    with pytest.raises(RuntimeError, match="out of order") as found:
         library.sweep({**BASE, "method": "fedsgd"}, {"method.server.lr": [1.0, 0.5]}, out=tmp_path / "s")
+    assert "lr=0.5/0; when that is mended" in found.value.__notes__[0]
     monkeypatch.undo()
     found = library.resume(tmp_path / "s")
     assert all(run.summary["finished"] for run in found.runs.values())
@@ -210,3 +214,70 @@ def test_a_bad_cell_is_named_before_any_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="tau=-1"):
         library.sweep(BASE, {"method.server.tau": [0.1, -1]}, out=tmp_path / "s")
     assert not (tmp_path / "s").exists()
+
+
+def test_the_last_run_of_several_hears_that_it_shall_stop() -> None:
+    gathering = engines.Gathering(1)
+    begun, told = threading.Event(), threading.Event()
+    rounds: list[int] = []
+
+    def play(*_: Any) -> None:
+        for number in range(2000):
+            begun.set()
+            told.wait(5)  # it holds the turn, and never waits for others
+            gathering.answer(None, [])  # type: ignore[arg-type]
+            rounds.append(number)
+
+    party = together._Party([play], Quiet())
+    party.gathering = gathering
+    runner = threading.Thread(target=party._one, args=(play,))
+    runner.start()
+    assert begun.wait(5)
+    stopper = threading.Thread(target=gathering.stop)
+    stopper.start()
+    while not gathering._stopped:
+        pass
+    told.set()
+    runner.join(5)
+    stopper.join(5)
+    assert not runner.is_alive()
+    assert not rounds
+    assert isinstance(party.errors[0], Stopped)
+
+
+def test_when_the_common_answer_fails_the_others_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    answer, calls = shared.answer_all, []
+
+    def failing(*args: Any) -> None:
+        calls.append(args)
+        if len(calls) == 3:
+            raise RuntimeError("no memory left")
+        answer(*args)
+
+    monkeypatch.setattr(shared, "answer_all", failing)
+    with pytest.raises(RuntimeError, match="no memory left"):
+        library.sweep({**BASE, "checkpoint": {"every": 0}}, {"local.lr": [0.1, 0.2, 0.3]}, out=tmp_path / "s")
+    rounds = [RunFolder(path.parent).checkpoints.rounds() for path in (tmp_path / "s").rglob("metrics.jsonl")]
+    assert sorted(rounds) == [[], [2], [2]]  # the others were saved
+    monkeypatch.undo()
+    library.resume(tmp_path / "s")
+
+
+def test_torch_keeps_to_one_thread_until_the_last_run_has_ended() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    seen: list[int] = []
+    try:
+
+        def play(gathering: engines.Gathering, progress: Quiet) -> None:
+            with engines.one_torch_thread():
+                gathering.answer(object(), [])  # type: ignore[arg-type]
+            fresh = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+            fresh.start()
+            fresh.join()
+
+        together.play_together([(play, 1)] * 3, Quiet(), "s")
+        assert seen == [1, 1, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

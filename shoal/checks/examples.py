@@ -28,11 +28,32 @@ _SKEWED = {"kind": "dirichlet", "by": "class", "alpha": 0.3}
 
 EXAMPLES: dict[tuple[str, str], list[Example]] = {
     ("method", "fedavg"): [Example(), Example({"per": "task"})],
+    ("learner", "proximal"): [Example({"mu": 0.5}), Example({"mu": 100.0, "implicit": True})],
+    ("learner", "scaffold"): [Example(), Example({"option": "I"})],
+    ("learner", "svrg"): [
+        Example(),
+        Example({"anchor": "local"}),
+        Example({"anchor": "global"}),
+    ],
+    # Within the bound it is a mean like any other; what a tighter one does breaks the law of equal answers, by design.
+    ("mean", "clipped"): [Example({"bound": 100.0})],
+    ("mean", "trimmed"): [Example(), Example({"beta": 0.3})],
     ("mean", "listed"): [Example({"weights": [3.0, 50.0, 7.0, 1.0]})],
-    ("server", "sgd"): [Example(), Example({"lr": 0.5})],
+    ("server", "sgd"): [
+        Example(),
+        Example({"lr": 0.5}),
+        Example({"lr_schedule": {"kind": "plateau", "patience": 0, "gamma": 0.5}}),
+        Example({"lr_schedule": {"kind": "stages", "at": [0.5]}}),
+    ],
     ("server", "momentum"): [Example(), Example({"form": "heavy-ball", "nesterov": True, "lr": 0.3})],
-    ("server", "adam"): [Example(), Example({"bias_correction": True}), Example({"second_moment": "momentum"})],
-    ("server", "amsgrad"): [Example(), Example({"form": "reddi"})],
+    ("server", "adam"): [
+        Example(),
+        Example({"bias_correction": True}),
+        Example({"second_moment": "momentum", "lr_schedule": "cosine"}),
+    ],
+    ("server", "amsgrad"): [Example(), Example({"form": "reddi", "lr_schedule": {"kind": "exponential"}})],
+    ("server", "adaptive-fedavg"): [Example(), Example({"over_t": True})],
+    ("server", "flash"): [Example(), Example({"v_init": "zero", "tau": 0.001})],
     ("partition", "column"): [Example({"column": "domain"}, clients=3)],
     ("partition", "dirichlet"): [
         Example({"by": "class", "alpha": 0.3}),

@@ -7,6 +7,7 @@ client has its own weights and its own rows, and no number of one depends on ano
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..models.base import Dropout, Model
-from ..parameters import ParameterSpace
+from ..parameters import ParameterSpace, frozen_modules, is_under
+from .products import ALIGNED, add_product, gelu, gelu_back, product
 
 Masks = Sequence[Tensor | None]
 """For each dropout layer what its outputs are multiplied by, ``[clients, rows, width]``; ``None``: nothing."""
@@ -42,35 +44,48 @@ class Dense:
         count = next((i for i, layer in enumerate(layers) if not _is_constant(layer)), len(layers))
         self.frozen, self.layers = tuple(layers[:count]), tuple(layers[count:])
         self.dropouts = tuple(dropouts)
+        """All of the module, in its order: their masks are drawn by their place in it."""
         self.dropout_widths = [self._width_at(dropout) for dropout in dropouts]
+        widths = [extent for layer in (*self.frozen, *self.layers) for extent in self._shape(layer)]
+        self.row_step = ALIGNED // math.gcd(ALIGNED, *widths)
+        """With a multiple of so many rows, the numbers of each client begin at a multiple of `ALIGNED` everywhere."""
 
     @cached_property
     def signature(self) -> Hashable:
-        """Equal for models that do the same with equal vectors."""
-        return tuple(
-            (*(_named(self.space, part) for part in (layer.weight, layer.bias)), *map(repr, layer.after))
+        """Equal for models that do the same with equal vectors, also where only some segments are trained."""
+        places = {**self.space.segments, "head": self.space.head}
+        segments = tuple((name, s.start, s.stop) for name, s in places.items())
+        layers = tuple(
+            (*(_named(self.space, part) for part in (layer.weight, layer.bias)), *map(self._does, layer.after))
             for layer in (*self.frozen, *self.layers)
         )
+        return (segments, layers)
 
-    def _width_at(self, dropout: Dropout) -> int:
-        layer = next(layer for layer in self.layers if any(module is dropout for module in layer.after))
+    def _does(self, module: nn.Module) -> Hashable:
+        return (repr(module), self.dropouts.index(module) if isinstance(module, Dropout) else None)
+
+    def _shape(self, layer: Layer) -> tuple[int, ...]:
         weight = layer.weight
-        return int((self.space.slots[weight].shape if isinstance(weight, str) else weight.shape)[0])
+        return self.space.slots[weight].shape if isinstance(weight, str) else tuple(weight.shape)
+
+    def _width_at(self, dropout: Dropout) -> int | None:
+        """The width of what a dropout layer is given; ``None`` for one that never drops anything."""
+        layers = (layer for layer in self.layers if any(module is dropout for module in layer.after))
+        return next((self._shape(layer)[0] for layer in layers), None)
 
     def _value(self, vectors: Tensor, what: str | Tensor) -> Tensor:
         return self.space.view(vectors, what) if isinstance(what, str) else what
 
     def _linear(self, layer: Layer, vectors: Tensor, x: Tensor) -> Tensor:
         weight = self._value(vectors, layer.weight)
-        if weight.dim() == 2:
-            z = torch.matmul(x, weight.t())
-            return z if layer.bias is None else z.add_(_rowwise(self._value(vectors, layer.bias)))
+        # A product for each client, of a shared weight too: with all rows in one, bits would depend on how many.
+        weight = weight.expand(len(x), -1, -1).transpose(1, 2)
         if layer.bias is None:
-            return torch.bmm(x, weight.transpose(1, 2))
-        return torch.baddbmm(_rowwise(self._value(vectors, layer.bias)), x, weight.transpose(1, 2))
+            return product(x, weight)
+        return add_product(_rowwise(self._value(vectors, layer.bias)), x, weight)
 
     def lead(self, x: Tensor) -> Tensor:
-        """The frozen first layers, which are the same for everybody: ``[rows, features]`` to what `forward` takes."""
+        """The frozen first layers: ``[clients, rows, features]`` to what `forward` takes."""
         for layer in self.frozen:
             x = self._linear(layer, x, x)
             for module in layer.after:
@@ -94,7 +109,7 @@ class Dense:
         if isinstance(module, nn.GELU):
             if kept is not None:
                 kept.append(x)
-            return nn.functional.gelu(x, approximate=module.approximate)
+            return gelu(x, module.approximate)
         x = torch.relu_(x) if isinstance(module, nn.ReLU) else torch.tanh_(x)
         if kept is not None:
             kept.append(x)
@@ -129,12 +144,12 @@ class Dense:
                 self._write(layer, gradients, d if power == 1 else d.pow(power), h if power == 1 else h.pow(power))
             if place > lowest:
                 weight = self._value(vectors, layer.weight)
-                d = torch.matmul(d, weight) if weight.dim() == 2 else torch.bmm(d, weight)
+                d = product(d, weight.expand(len(d), -1, -1))
 
     def _write(self, layer: Layer, gradients: Tensor, d: Tensor, h: Tensor) -> None:
         if not isinstance(layer.weight, str):
             return
-        torch.bmm(d.transpose(1, 2), h, out=self.space.view(gradients, layer.weight))
+        product(d.transpose(1, 2), h, self.space.view(gradients, layer.weight))
         if isinstance(layer.bias, str):
             torch.sum(d, 1, out=self.space.view(gradients, layer.bias))
 
@@ -150,11 +165,12 @@ class Dense:
             found = torch.ops.aten.tanh_backward(d, x)
         else:
             assert isinstance(module, nn.GELU)
-            found = torch.ops.aten.gelu_backward(d, x, approximate=module.approximate)
+            found = gelu_back(d, x, module.approximate)
         return found
 
 
 def _rowwise(bias: Tensor) -> Tensor:
+    """``[clients, 1, outputs]``, or ``[1, outputs]`` of a bias that all share."""
     return bias.unsqueeze(-2)
 
 
@@ -162,7 +178,9 @@ def _named(space: ParameterSpace, part: str | Tensor | None) -> Hashable:
     """A parameter by its place and shape, a constant by its numbers."""
     if isinstance(part, str):
         return (part, *space.slots[part])
-    return None if part is None else hashlib.sha256(part.contiguous().numpy().data).hexdigest()
+    if part is None:
+        return None
+    return (*part.shape, hashlib.sha256(part.contiguous().numpy().data).hexdigest())
 
 
 def _is_constant(layer: Layer) -> bool:
@@ -173,12 +191,17 @@ def dense_of(model: Model) -> Dense | None:
     """The stacked form of a model that is a chain of linear layers, activations and dropouts; ``None`` for others.
 
     The module must be made of ``nn.Sequential``, ``nn.Flatten``, ``nn.Linear``, ``nn.ReLU``, ``nn.Tanh``, ``nn.GELU``,
-    dropout and ``nn.Identity``, without hooks and without a parameter that is used twice. Frozen layers are shared.
+    dropout and ``nn.Identity``, without hooks, buffers, and a parameter or a dropout that is used twice. Frozen layers
+    are shared.
     """
     module = model.build()
     chain = _chain(module)
-    if chain is None:
+    if chain is None or any(True for _ in module.buffers()) or _twice([m for m in chain if isinstance(m, Dropout)]):
         return None
+    frozen = frozen_modules(module)
+    still = {id(m) for name, m in module.named_modules() if any(is_under(name, f) for f in frozen)}
+    # What is frozen as a whole stays in evaluation mode, see `set_mode`: its dropouts drop nothing.
+    chain = [piece for piece in chain if not (isinstance(piece, Dropout) and id(piece) in still)]
     names = {id(p): name for name, p in module.named_parameters()}
     layers: list[Layer] = []
     used: set[str] = set()
@@ -190,6 +213,8 @@ def dense_of(model: Model) -> Dense | None:
             weight, bias = (_source(p, names) for p in (piece.weight, piece.bias))
             mine = [name for name in (weight, bias) if isinstance(name, str)]
             if weight is None or used & set(mine) or len(mine) not in (0, 1 if piece.bias is None else 2):
+                return None
+            if any(isinstance(part, Tensor) and part.dtype != torch.float32 for part in (weight, bias)):
                 return None
             used |= set(mine)
             slots = [model.space.slots[name] for name in mine]
@@ -205,7 +230,7 @@ def dense_of(model: Model) -> Dense | None:
 
 
 def _chain(module: nn.Module) -> list[nn.Module] | None:
-    if any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in module.modules()):
+    if _is_hooked(module):
         return None
     if type(module) is nn.Sequential:
         found: list[nn.Module] = []
@@ -218,6 +243,16 @@ def _chain(module: nn.Module) -> list[nn.Module] | None:
     if type(module) is nn.Identity:
         return []
     return [module] if type(module) in (nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.GELU, Dropout) else None
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    """Whether a module does something else than its class: by hooks, or a ``forward`` of its own."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(module)
+
+
+def _twice(modules: Sequence[nn.Module]) -> bool:
+    return len({id(module) for module in modules}) < len(modules)
 
 
 def _source(parameter: Tensor | None, names: dict[int, str]) -> str | Tensor | None:

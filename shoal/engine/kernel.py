@@ -126,7 +126,8 @@ class Kernel:
         since = request.start.vector if request.since is None else request.since
         start = since.to(self.device)
         terms = _placed(request.terms, self.device)
-        request = changed(request, loss_args=_placed(request.loss_args, self.device))
+        if request.loss_args and self.device.type != "cpu":
+            request = changed(request, loss_args=_placed(request.loss_args, self.device))
         anchor = None if request.anchor is None else request.anchor.to(self.device)
         squared: list[tuple[Tensor, Tensor]] = []
         losses: list[Tensor] = []

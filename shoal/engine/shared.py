@@ -13,7 +13,6 @@ from typing import Any
 
 from ..messages import Job, Outcome
 from .program import Running, Stopped, Train
-from .stack import Orders
 from .stacked import Stacked, answer_all
 
 
@@ -39,31 +38,38 @@ class Gathering:
 
     def stop(self) -> None:
         """Makes every engine that waits, or will wait, give its round up."""
+        # Before the lock is taken: a run that is the last one holds it to its end, and would never hear of it.
+        self._stopped = True
         with self._changed:
-            self._stopped = True
             self._changed.notify_all()
 
     def answer(self, engine: Companion, programs: Sequence[Running]) -> None:
         """Returns when these programs have ended. Raises `Stopped` if the runs were stopped."""
         with self._changed:
             self._waiting[engine] = programs
-            while engine in self._waiting:
-                if self._stopped:
-                    del self._waiting[engine]
-                    raise Stopped
-                if len(self._waiting) >= self._present:
-                    self._answer_everybody()
-                else:
-                    self._changed.wait()
+            try:
+                while engine in self._waiting:
+                    if self._stopped:
+                        raise Stopped
+                    if len(self._waiting) >= self._present:
+                        self._answer_everybody()
+                    else:
+                        self._changed.wait()
+            finally:
+                self._waiting.pop(engine, None)
 
     def _answer_everybody(self) -> None:
-        """Done by the last one to come, with the lock held: nobody else has anything to do."""
-        known: Orders = {}
+        """Done by the last one to come, with the lock held: nobody else has anything to do.
+
+        If it fails the others stop, for they have no answer.
+        """
         try:
-            answer_all([(e, p) for e, programs in self._waiting.items() for p in programs], known)
-        finally:
-            self._waiting.clear()
-            self._changed.notify_all()
+            answer_all([(e, p) for e, programs in self._waiting.items() for p in programs], {})
+        except BaseException:
+            self.stop()
+            raise
+        self._waiting.clear()
+        self._changed.notify_all()
 
 
 class Companion(Stacked):

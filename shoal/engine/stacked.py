@@ -16,10 +16,12 @@ from ..data.dataset import Dataset
 from ..messages import Job, Outcome
 from ..requests import Evaluate, Fit, Gradient, Request
 from .dense import Dense, dense_of
-from .looks import evaluate, evaluate_key, gradient, gradient_key
+from .keys import evaluate_key, fit_key, gradient_key
+from .looks import evaluate, gradient
+from .orders import Orders
 from .program import Running, Train, step
 from .serial import Serial
-from .stack import FitStack, Member, Orders, fit_key
+from .stack import FitStack, Member
 
 
 class Stacked(Serial):
@@ -42,40 +44,50 @@ class Stacked(Serial):
 
     def key(self, program: Running) -> Hashable | None:
         """Programs with equal keys, of any engine, may be answered in one stack; ``None``: this one is on its own."""
-        request = program.request
-        dense = self.dense.get(_model_of(request))
+        dense = self.dense.get(_model_of(program.request))
         if dense is None or program.job.crash:
             return None
-        found: Hashable | None = None
-        if isinstance(request, Fit):
-            found = fit_key(self._kernel, dense, request)
-        elif isinstance(request, Evaluate):
-            found = evaluate_key(self._kernel, dense, request)
-        elif isinstance(request, Gradient):
-            found = gradient_key(self._kernel, dense, request)
+        try:
+            found = self._key(dense, program)
+            hash(found)
+        except Exception:  # whatever is wrong with a request, the reference kernel says what, and to this client alone
+            return None
         return None if found is None else (dense.signature, self.origin, found)
+
+    def _key(self, dense: Dense, program: Running) -> Hashable | None:
+        request = program.request
+        if isinstance(request, Fit):
+            return None if request.purpose in program.client.used else fit_key(self._kernel, dense, request)
+        if isinstance(request, Evaluate):
+            return evaluate_key(self._kernel, dense, request)
+        return gradient_key(self._kernel, dense, request) if isinstance(request, Gradient) else None
 
     def alone(self, program: Running) -> None:
         """Answers one program by the reference kernel."""
         step(self._kernel, program)
 
-    def together(self, programs: Sequence[Running], known: Orders) -> None:
-        """Answers these programs, whose requests have one key; ``known`` are the orders of rows drawn so far."""
+    def together(self, programs: Sequence[Running], known: Orders) -> list[Running]:
+        """Answers these programs, whose requests have one key; ``known`` are the orders of rows drawn so far.
+
+        Gives those that could not be answered: one client's fault, such as a label that its head does not have, must
+        not be that of the others. Each of them is left to its own engine, see `alone`.
+        """
         dense = self.dense[_model_of(programs[0].request)]
         most = max(1, self.stack_bytes // (4 * dense.space.size))
+        left: list[Running] = []
         for begin in range(0, len(programs), most):
             chosen = programs[begin : begin + most]
             try:
                 results = self._results(dense, chosen, known)
             except Exception:
-                # One client's fault, a label that its head does not have, must not be that of the others.
                 for program in chosen:
-                    if isinstance(program.request, Fit):
+                    if isinstance(program.request, Fit):  # it was free before, or there were no key
                         program.client.used.discard(program.request.purpose)
-                    self.alone(program)
+                left += chosen
                 continue
             for program, result in zip(chosen, results, strict=True):
                 program.give(result)
+        return left
 
     def _results(self, dense: Dense, programs: Sequence[Running], known: Orders) -> Sequence[Any]:
         kernel, requests = self._kernel, [program.request for program in programs]
@@ -103,7 +115,10 @@ def answer_all(programs: Sequence[tuple[Stacked, Running]], known: Orders) -> No
             else:
                 groups.setdefault(key, []).append((engine, program))
         for group in groups.values():
-            group[0][0].together([program for _, program in group], known)
+            left = group[0][0].together([program for _, program in group], known)
+            for engine, program in group if left else ():
+                if any(program is other for other in left):
+                    engine.alone(program)
 
 
 def _model_of(request: Request | None) -> str:
@@ -121,6 +136,7 @@ def _origin(data: Dataset) -> Hashable:
         data.fingerprint,
         data.features.data_ptr(),
         data.transforms,
+        data.peak,
         *(None if t is None else _digest(t) for t in (data.targets, data.values, data.scale, data.offset)),
     )
 

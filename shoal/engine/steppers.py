@@ -82,7 +82,8 @@ class Stepper:
             return
         parts = [gradient[..., s] for s in self.slices]
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(p, dim=-1) for p in parts]), dim=0)
-        factor = torch.clamp(_first(self.bound, gradient) / (norm.unsqueeze(-1) + 1e-6), max=1.0)
+        # A number divided by a tensor is this product; a column divided by one is another number in its last bit.
+        factor = torch.clamp((norm.unsqueeze(-1) + 1e-6).reciprocal() * _first(self.bound, gradient), max=1.0)
         for part in parts:
             part.mul_(factor)
 

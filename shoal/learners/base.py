@@ -25,6 +25,8 @@ class Learner:
     part: ClassVar[str] = "learner"
     exchanges: int = 1
     """Rounds of communication in one round; the loop takes the larger of the learner's and the method's."""
+    needs_server: bool = False
+    """Whether it joins numbers of all clients on a server, which no method without one can do."""
 
     def __init__(self, world: World, local: Local) -> None:
         self.world = world

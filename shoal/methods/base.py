@@ -32,6 +32,8 @@ class Method:
     """1 adds a round 0 before the first, in which the stream gives the rows of round 1."""
     exchanges: int = 1
     """Rounds of communication in one round."""
+    serverless: ClassVar[bool] = False
+    """Whether clients only meet each other (gossip); learners that need a server are then refused."""
 
     births: ClassVar[bool] = False
     """Whether a client may answer for an entry that it was not given (a new cluster); else that is rejected."""

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from ..bank import Entry
+from ..messages import World
 from ..randomness import Moment
-from .base import Calibration, RatedServer, decay
+from .base import Calibration, RatedServer, Schedule, decay
 from .calibrations import Epsilon
 
 Squared = Literal["raw", "momentum"]
@@ -62,6 +63,7 @@ class Adaptive(RatedServer):
 
     def __init__(
         self,
+        world: World | None = None,
         *,
         lr: float = 0.1,
         beta1: float = 0.9,
@@ -71,8 +73,9 @@ class Adaptive(RatedServer):
         second_moment: Squared = "raw",
         v_init: Start | None = None,
         bias_correction: bool = False,
+        lr_schedule: Schedule | None = None,
     ) -> None:
-        super().__init__(lr)
+        super().__init__(lr, lr_schedule, world)
         self.beta1 = decay("beta1", beta1)
         self.beta2 = decay("beta2", beta2)
         if tau is not None and calibration is not None:
@@ -120,8 +123,9 @@ class Adaptive(RatedServer):
         # A square above float32's range would leave v infinite, and the coordinate frozen, for ever.
         second = {name: v.clamp(max=_LARGEST) for name, v in self.second(kept, squared).items()}
         steps = kept["steps"] + 1
-        server = {**old.server, "m": m, **second, "steps": steps}
-        rate = self._corrected(self.rate(when), int(steps))
+        watched = self.watched(old, reported)
+        server = {**watched, "m": m, **second, "steps": steps}
+        rate = self._corrected(self.scheduled_rate(when, watched), int(steps))
         return old.vector.addcdiv(m, self.denominator(server), value=rate), server
 
     def _corrected(self, rate: float, steps: int) -> float:
@@ -139,7 +143,8 @@ class Adaptive(RatedServer):
         """The rate over the denominator, of the entry's shape; ``None`` before the entry's first step."""
         if not self._continues(entry):
             return None
-        rate = self._corrected(self.lr if when is None else self.rate(when), int(entry.server["steps"]))
+        rate = self.lr if when is None else self.scheduled_rate(when, entry.server)
+        rate = self._corrected(rate, int(entry.server["steps"]))
         return rate / self.denominator(entry.server)
 
     def _continues(self, entry: Entry) -> bool:
@@ -199,6 +204,7 @@ class AMSGrad(Adaptive):
 
     def __init__(
         self,
+        world: World | None = None,
         *,
         lr: float = 0.1,
         beta1: float = 0.9,
@@ -209,8 +215,10 @@ class AMSGrad(Adaptive):
         v_init: Start | None = None,
         bias_correction: bool = False,
         form: Literal["paper", "reddi"] = "paper",
+        lr_schedule: Schedule | None = None,
     ) -> None:
         super().__init__(
+            world,
             lr=lr,
             beta1=beta1,
             beta2=beta2,
@@ -219,6 +227,7 @@ class AMSGrad(Adaptive):
             second_moment=second_moment,
             v_init=v_init,
             bias_correction=bias_correction,
+            lr_schedule=lr_schedule,
         )
         if form not in ("paper", "reddi"):
             raise ValueError(f"form must be 'paper' or 'reddi'; got {form!r}")
@@ -247,6 +256,7 @@ class Adagrad(Adaptive):
 
     def __init__(
         self,
+        world: World | None = None,
         *,
         lr: float = 0.1,
         beta1: float = 0.0,
@@ -255,6 +265,7 @@ class Adagrad(Adaptive):
         second_moment: Squared = "raw",
         v_init: Start | None = None,
         bias_correction: bool = False,
+        lr_schedule: Schedule | None = None,
     ) -> None:
         if bias_correction:
             raise ValueError(
@@ -262,12 +273,14 @@ class Adagrad(Adaptive):
                 "sum; got true. Leave it out, or use kind: adam"
             )
         super().__init__(
+            world,
             lr=lr,
             beta1=beta1,
             tau=tau,
             calibration=calibration,
             second_moment=second_moment,
             v_init=v_init,
+            lr_schedule=lr_schedule,
         )
 
     def second(self, kept: Mapping[str, Tensor], squared: Tensor) -> dict[str, Tensor]:

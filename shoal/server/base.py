@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from ..bank import Entry
-from ..messages import Group
+from ..messages import Group, World
 from ..randomness import Moment
 
 
@@ -74,21 +74,69 @@ class ServerOptimizer:
         return None
 
 
-class RatedServer(ServerOptimizer):
-    """A server optimiser with a server learning rate ``lr > 0``; raises ``ValueError`` for any other."""
+class Schedule:
+    """How a learning rate changes over the rounds: a factor that the rate is multiplied by, at most 1."""
 
-    def __init__(self, lr: float) -> None:
+    part: ClassVar[str] = "schedule"
+    reads_reported: bool = False
+    """Whether it reads the participants' validation loss."""
+    needs_rounds: bool = False
+    """Whether the factor depends on how many rounds the run has."""
+
+    def factor(self, round: int, rounds: int, kept: Mapping[str, Tensor]) -> float:
+        """The factor of a round (counted from 1; a warm-up, round 0, has that of round 1), not negative.
+
+        ``kept`` are the numbers that `watch` gave in this round.
+        """
+        raise NotImplementedError
+
+    def watch(self, kept: Mapping[str, Tensor], reported: float) -> Mapping[str, Tensor]:
+        """``kept`` with the schedule's own numbers moved on, once a round, before `factor`; all finite.
+
+        ``reported`` is the participants' mean validation loss, NaN if nobody reported one. Others' numbers stay. A
+        schedule that depends on the round alone gives back what it was given.
+        """
+        return kept
+
+    def describe(self) -> dict[str, Any]:
+        """The name of the class and its settings, for ``summary.json``; JSON values only."""
+        return {"class": type(self).__name__}
+
+
+class RatedServer(ServerOptimizer):
+    """A server optimiser with a server learning rate: ``lr > 0`` times the factor of a schedule, if it has one.
+
+    Raises ``ValueError`` for another ``lr``, and for a schedule over the run's rounds without a ``world`` to tell them.
+    """
+
+    def __init__(self, lr: float, lr_schedule: Schedule | None = None, world: World | None = None) -> None:
         if not 0 < lr < math.inf:
             raise ValueError(f"lr must be positive and finite; got {lr}. The clients' direction is already a descent")
         self.lr = lr
+        self.lr_schedule = lr_schedule
+        self.rounds = 0 if world is None else world.rounds
+        if lr_schedule is not None:
+            self.reads_reported = lr_schedule.reads_reported
+            if lr_schedule.needs_rounds and world is None:
+                raise ValueError(f"{type(lr_schedule).__name__} needs the number of rounds; give the server a world")
+
+    def watched(self, old: Entry, reported: float) -> Mapping[str, Tensor]:
+        """``Entry.server`` with the schedule's numbers after this round's report; what a step begins with."""
+        return old.server if self.lr_schedule is None else self.lr_schedule.watch(old.server, reported)
 
     def rate(self, when: Moment) -> float:
-        """The server learning rate of a round; a schedule overrides this."""
+        """The server learning rate of a round before the schedule's factor; a class of one's own may override this."""
         return self.lr
 
+    def scheduled_rate(self, when: Moment, server: Mapping[str, Tensor]) -> float:
+        """The server learning rate of a round; ``server`` has the schedule's numbers, see `watched`."""
+        rate = self.rate(when)
+        return rate if self.lr_schedule is None else rate * self.lr_schedule.factor(when.round, self.rounds, server)
+
     def describe(self) -> dict[str, Any]:
-        """The name of the class, and ``lr``."""
-        return {**super().describe(), "lr": self.lr}
+        """The name of the class, ``lr``, and the schedule if there is one."""
+        schedule = {} if self.lr_schedule is None else {"lr_schedule": self.lr_schedule.describe()}
+        return {**super().describe(), "lr": self.lr, **schedule}
 
 
 class Calibration:

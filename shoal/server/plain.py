@@ -13,21 +13,23 @@ import torch
 from torch import Tensor
 
 from ..bank import Entry
+from ..messages import World
 from ..randomness import Moment
-from .base import RatedServer, decay
+from .base import RatedServer, Schedule, decay
 
 
 class SGD(RatedServer):
     """``x + lr Delta``. With ``lr`` exactly 1 it returns the mean itself: federated averaging, to the bit."""
 
-    def __init__(self, *, lr: float = 1.0) -> None:
-        super().__init__(lr)
+    def __init__(self, world: World | None = None, *, lr: float = 1.0, lr_schedule: Schedule | None = None) -> None:
+        super().__init__(lr, lr_schedule, world)
 
     def step(self, old: Entry, mean: Tensor, when: Moment, reported: float) -> tuple[Tensor, Mapping[str, Tensor]]:
-        """The next vector; it keeps no numbers."""
-        rate = self.rate(when)
+        """The next vector; it keeps no numbers but a schedule's."""
+        server = self.watched(old, reported)
+        rate = self.scheduled_rate(when, server)
         vector = mean if rate == 1 else old.vector + (mean - old.vector) * rate
-        return vector, old.server
+        return vector, server
 
 
 class Momentum(RatedServer):
@@ -45,13 +47,15 @@ class Momentum(RatedServer):
 
     def __init__(
         self,
+        world: World | None = None,
         *,
         lr: float = 1.0,
         beta: float = 0.9,
         form: Literal["ema", "heavy-ball"] = "ema",
         nesterov: bool = False,
+        lr_schedule: Schedule | None = None,
     ) -> None:
-        super().__init__(lr)
+        super().__init__(lr, lr_schedule, world)
         if form not in ("ema", "heavy-ball"):
             raise ValueError(f"form must be 'ema' or 'heavy-ball'; got {form!r}")
         self.beta = decay("beta", beta)
@@ -67,7 +71,8 @@ class Momentum(RatedServer):
             m = torch.zeros_like(old.vector)
         m = m.mul(self.beta).add_(delta, alpha=share)
         direction = m.mul(self.beta).add_(delta, alpha=share) if self.nesterov else m
-        return old.vector.add(direction, alpha=self.rate(when)), {**old.server, "m": m}
+        server = self.watched(old, reported)
+        return old.vector.add(direction, alpha=self.scheduled_rate(when, server)), {**server, "m": m}
 
     def describe(self) -> dict[str, Any]:
         """The class, ``lr``, ``beta``, ``form`` and ``nesterov``."""

@@ -1,0 +1,79 @@
+"""What the clients of a stack bring, as tensors of all: vectors ``[clients, P]``, settings ``[clients, 1]``, terms.
+
+A client's numbers must not depend on its company, not even in their last bit. Therefore each client's vector begins at
+a multiple of `ALIGNED` numbers, as a fresh tensor does (matrix products round differently by where memory begins), and
+a setting that enters the arithmetic in another precision as a tensor is always one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..records import changed
+from ..requests import Fit
+from ..terms import Hold, Lasso, Pull, Shift
+from .products import ALIGNED
+
+VARYING = ("lr", "momentum", "weight_decay", "clip")
+"""Settings of the local optimiser that may differ inside a stack."""
+KNOWN_TERMS = (Shift, Pull, Hold, Lasso)
+"""Terms whose numbers may differ inside a stack: their arithmetic is the same with tensors."""
+
+
+def blank(count: int, size: int) -> Tensor:
+    """Zeros ``[count, size]``, each row of which begins at a multiple of `ALIGNED`."""
+    return torch.zeros(count, -(-size // ALIGNED) * ALIGNED)[:, :size]
+
+
+def stacked(vectors: Sequence[Tensor]) -> Tensor:
+    """``[clients, P]``, not to be changed: a vector that all share is not copied."""
+    first = vectors[0]
+    if all(vector is first for vector in vectors):
+        return (first if first.data_ptr() % (4 * ALIGNED) == 0 else first.clone()).expand(len(vectors), -1)
+    if first.dtype != torch.float32:
+        return torch.stack(list(vectors))
+    return torch.stack(list(vectors), out=blank(len(vectors), len(first)))
+
+
+def columns(fits: Sequence[Fit]) -> dict[str, Tensor]:
+    """The settings of the local optimisers that are not the same for all, as columns ``[clients, 1]``.
+
+    The learning rate of Adam, and one that terms see, is always a column: a number would enter in double precision.
+    """
+    first = fits[0]
+    known = bool(first.terms) and all(isinstance(term, KNOWN_TERMS) for term in first.terms)
+    found = {}
+    for name in VARYING:
+        values = [getattr(fit.optimizer, name) for fit in fits]
+        always = name == "lr" and (known or first.optimizer.kind != "sgd")
+        if always or any(value != values[0] for value in values):
+            found[name] = torch.tensor(values, dtype=torch.float32)[:, None]
+    return found
+
+
+def joined(terms: Sequence[Any], size: int) -> Any:
+    """One term for a stack, from the same term of each client."""
+    first = terms[0]
+    fields: dict[str, Any] = {}
+    for name, value in vars(first).items():
+        values = [getattr(term, name) for term in terms]
+        if isinstance(value, Tensor):
+            fields[name] = stacked(values)
+        elif any(v != value for v in values):
+            fields[name] = torch.tensor(values, dtype=torch.float32)[:, None].expand(len(terms), size)
+    return changed(first, **fields)
+
+
+def cut(term: Any, count: int) -> Any:
+    """The term for the first clients of a stack."""
+    return changed(term, **{n: value[:count] for n, value in vars(term).items() if isinstance(value, Tensor)})
+
+
+def dots(a: Tensor, b: Tensor) -> Tensor:
+    """The inner product of each row of ``a`` with the row of ``b``."""
+    found: Tensor = torch.linalg.vecdot(a, b)
+    return found

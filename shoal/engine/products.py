@@ -1,0 +1,58 @@
+"""Products and curves for the clients of a stack, in which no client's bits depend on how many others there are.
+
+Only where every client's numbers begin at a multiple of 64 bytes, see `columns` and `Dense.row_step`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ALIGNED = 16
+"""Float32 numbers in 64 bytes: the width of the widest registers, and where torch's own memory begins."""
+_VECTORS = 64
+"""A multiple of the numbers that elementwise functions do at once."""
+
+
+def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+    """``a @ b`` of each client: ``[clients, n, k]`` and ``[clients, k, m]``."""
+    if len(a) > 1 or not _is_thin(a, b):
+        return torch.bmm(a, b) if out is None else torch.bmm(a, b, out=out)
+    a, b = a.expand(2, -1, -1), b.expand(2, -1, -1)
+    return torch.bmm(a, b)[:1] if out is None else out.copy_(torch.bmm(a, b, out=_two_like(out))[:1])
+
+
+def add_product(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``bias + a @ b`` of each client; ``bias`` is ``[clients, 1, m]``, or ``[1, m]`` for all."""
+    if len(a) == 1 and _is_thin(a, b):
+        return torch.baddbmm(bias.expand(2, 1, -1), a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
+    return torch.baddbmm(bias, a, b)
+
+
+def _is_thin(a: Tensor, b: Tensor) -> bool:
+    """Of a single client these are matrix times vector, which is summed in another order than in a batch."""
+    return 1 in (a.shape[1], a.shape[2], b.shape[2])
+
+
+def _two_like(out: Tensor) -> Tensor:
+    """Memory for two of ``out``, ``[1, n, m]``, each of which begins as far from a multiple of `ALIGNED` as it does."""
+    begin, size = out.data_ptr() // out.element_size() % ALIGNED, out[0].numel()
+    rows = torch.empty(2, -(-(begin + size) // ALIGNED) * ALIGNED, dtype=out.dtype)
+    return rows[:, begin : begin + size].view(2, *out.shape[1:])
+
+
+def gelu(x: Tensor, approximate: str) -> Tensor:
+    """GELU. The last numbers of memory, too few for a register, would be done by another formula."""
+    return F.gelu(_whole(x), approximate=approximate)[: x.numel()].view(x.shape)
+
+
+def gelu_back(d: Tensor, x: Tensor, approximate: str) -> Tensor:
+    """The derivative of `gelu` at ``x``, times ``d``."""
+    found: Tensor = torch.ops.aten.gelu_backward(_whole(d), _whole(x), approximate=approximate)
+    return found[: x.numel()].view(x.shape)
+
+
+def _whole(x: Tensor) -> Tensor:
+    """The numbers in one row, with zeros behind them up to a whole number of registers."""
+    return F.pad(x.reshape(-1), (0, -x.numel() % _VECTORS))

@@ -99,9 +99,7 @@ class Predictor:
         if self.finished:
             # All numbers are in model.safetensors, constants too: the file that they started from may be gone.
             settings = {**settings, "weights": None, "weights_sha256": None}
-        return build_models(
-            settings, tuple(about["shape"]), about["outputs"], about["task_outputs"], self.config.seed
-        )
+        return build_models(settings, tuple(about["shape"]), about["outputs"], about["task_outputs"], self.config.seed)
 
     def _method(self, task_models: tuple[str, ...]) -> Method:
         about = self.serving

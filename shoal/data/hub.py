@@ -203,10 +203,14 @@ class Hub(Source):
                 )
                 return [TableRows(rows, f"{place}, {name}") for rows, name in zip(loaded, self.splits, strict=True)]
         except Exception as error:  # of the network, the hub, its files or pyarrow
+            hint = "is the name right, the network there, HF_HUB_OFFLINE unset?"
+            if "split" in str(error).lower():
+                hint = "data.train and data.test name splits; without one of test rows hold some out, data.test=0.2"
+            elif "config" in str(error).lower():
+                hint = "data.config names one of the data set's configurations"
             raise DataError(
                 f"data.name: cannot load the splits {self.splits} of {what}: {type(error).__name__}: {error} "
-                f"(tried with the package 'datasets' {datasets.__version__}; is the name right, the network there, "
-                f"HF_HUB_OFFLINE unset?)"
+                f"(tried with the package 'datasets' {datasets.__version__}; {hint})"
             ) from error
 
     def _decode(self, parts: Sequence[TableRows]) -> Decoded:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickle  # for the name of an error alone: nothing is unpickled
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -186,9 +187,13 @@ def _torch(path: Path) -> dict[str, Tensor]:
             warnings.simplefilter("ignore")  # what is odd about the file ends in the error below, or is harmless
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever damaged bytes make of the reader
+        what = (
+            "holds more than tensors, and reading it would run code from it"
+            if isinstance(error, pickle.UnpicklingError) and "eights" in str(error)
+            else "is no file of PyTorch, or a damaged one"
+        )
         raise ConfigError(
-            f"model.weights: {path} cannot be read without running code from it: {_line(error)}; save the model's "
-            f"tensors alone, torch.save(model.state_dict(), file)"
+            f"model.weights: {path} {what}; save the model's tensors alone, torch.save(model.state_dict(), file)"
         ) from error
     named: Any = content
     if isinstance(content, Mapping):

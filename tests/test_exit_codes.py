@@ -69,22 +69,13 @@ def test_a_disk_that_is_full_in_mid_run_is_3(here: Path, shoal: Shoal, monkeypat
     assert (here / "a" / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
 
 
-def test_a_disk_that_is_full_at_the_end_of_several_runs_is_3(
-    here: Path, shoal: Shoal, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["shoal.many.write_report", "shoal.running.export"])
+def test_a_full_disk_stops_several_runs_and_all_go_on_with_one_command(
+    where: str, here: Path, shoal: Shoal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At the end of all, and at the end of one of them."""
     with monkeypatch.context() as patched:
-        patched.setattr("shoal.many.write_report", full)
-        said = shoal("run", "small.yaml", "seeds=[0, 1]", "rounds=1", "--out", "many")
-    assert said.code == 3
-    assert said.err.strip().endswith("when that is mended go on with: shoal resume many")
-    assert shoal("resume", "many").code == 0
-
-
-def test_one_of_several_runs_that_stops_stops_all_and_all_go_on_with_one_command(
-    here: Path, shoal: Shoal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr("shoal.running.export", full)
+        patched.setattr(where, full)
         said = shoal("run", "small.yaml", "seeds=[0, 1]", "rounds=1", "--out", "many")
     assert said.code == 3
     assert said.err.strip().endswith("when that is mended go on with: shoal resume many")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .dataset import Dataset
-from .source import Amount, Decoded, Limit, Normalize, Source, assemble, encode
+from .source import Amount, Cut, Decoded, Limit, Normalize, Source, encode
 
 
 class Digits(Source):
@@ -26,11 +26,7 @@ class Digits(Source):
         limit: Limit = None,
         limit_test: Limit = None,
     ) -> None:
-        self.test = test
-        self.split_seed = split_seed
-        self.normalize = normalize
-        self.limit = limit
-        self.limit_test = limit_test
+        self.cut = Cut(normalize, test=test, split_seed=split_seed, limit=limit, limit_test=limit_test)
 
     def load(self) -> Dataset:
         """The digits. Reads a file inside the scikit-learn package."""
@@ -39,12 +35,4 @@ class Digits(Source):
         bunch = load_digits()
         labels, classes = encode(bunch.target)
         rows = Decoded(bunch.images.astype(np.uint8)[..., None], labels, classes, peak=16.0)
-        return assemble(
-            rows,
-            "digits",
-            self.normalize,
-            test=self.test,
-            split_seed=self.split_seed,
-            limit=self.limit,
-            limit_test=self.limit_test,
-        )
+        return self.cut.of(rows, "digits")

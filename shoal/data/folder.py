@@ -17,7 +17,7 @@ from ..errors import ConfigError, DataError
 from .cache import cached
 from .dataset import Dataset
 from .images import Channels, Data, Fit, Rule, Size, Unreadable, decode_images
-from .source import Amount, Array, Decoded, Limit, Normalize, Source, assemble, encode, located
+from .source import Amount, Array, Cut, Decoded, Limit, Normalize, Source, encode, located
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 """The endings of an image's name, in any case."""
@@ -168,12 +168,7 @@ class Folder(Source):
             )
         self.split = split
         self.rule = Rule.of(channels, size, fit, unreadable)
-        self.test = test
-        self.test_by = test_by
-        self.split_seed = split_seed
-        self.normalize = normalize
-        self.limit = limit
-        self.limit_test = limit_test
+        self.cut = Cut(normalize, test=test, test_by=test_by, split_seed=split_seed, limit=limit, limit_test=limit_test)
         self.cache = cache
 
     def load(self) -> Dataset:
@@ -198,16 +193,7 @@ class Folder(Source):
         files = [file for part in found for _, file in part.images]
         rows = cached(self.cache, files, settings, lambda: self._decode(path, found))
         rows = replace(rows, notes=(*rows.notes, *self._notes(rows, found, others)))
-        return assemble(
-            rows,
-            path.resolve().name,
-            self.normalize,
-            test=self.test,
-            test_by=self.test_by,
-            split_seed=self.split_seed,
-            limit=self.limit,
-            limit_test=self.limit_test,
-        )
+        return self.cut.of(rows, path.resolve().name)
 
     def _decode(self, path: Path, found: Sequence[_Found]) -> Decoded:
         splits = ("train/", "test/") if len(found) > 1 else ("",)

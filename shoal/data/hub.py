@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import inspect
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from .arrow import BLOCK, Fields, decode_rows, image_file
 from .cache import cached
 from .dataset import Dataset
 from .images import Channels, Fit, Rule, Size, Unreadable
-from .source import Amount, Decoded, Limit, Normalize, Source, assemble
+from .source import Amount, Cut, Decoded, Limit, Normalize, Source
 
 
 class Expected(Strict):
@@ -149,12 +148,14 @@ class Hub(Source):
         self.fields = Fields(image, label, tuple(columns or ()))
         self.rule = Rule.of(channels, size, fit, unreadable)
         self.expect = expect or Expected()
-        self.test = 0.2 if test is None or isinstance(test, str) else test
-        self.test_by = test_by
-        self.split_seed = split_seed
-        self.normalize = normalize
-        self.limit = limit
-        self.limit_test = limit_test
+        self.cut = Cut(
+            normalize,
+            test=0.2 if test is None or isinstance(test, str) else test,
+            test_by=test_by,
+            split_seed=split_seed,
+            limit=limit,
+            limit_test=limit_test,
+        )
         self.cache = cache
 
     def load(self) -> Dataset:
@@ -177,30 +178,16 @@ class Hub(Source):
         _, *size, channels = rows.features.shape
         self._compare("size", size, self.expect.size and list(self.expect.size))
         self._compare("channels", channels, self.expect.channels)
-        return assemble(
-            rows,
-            Path(self.name).name,
-            self.normalize,
-            test=self.test,
-            test_by=self.test_by,
-            split_seed=self.split_seed,
-            limit=self.limit,
-            limit_test=self.limit_test,
-        )
+        return self.cut.of(rows, Path(self.name).name)
 
     def _fetch(self) -> list[TableRows]:
         datasets = _package()
         folder = Path(self.root).expanduser() / Path(self.name).expanduser()
         place = str(folder) if folder.is_dir() else self.name
         what = f"{place}, config {self.config or 'default'}, revision {self.revision or 'newest'}"
-        more: dict[str, Any] = {}
-        if "trust_remote_code" in inspect.signature(datasets.load_dataset).parameters:
-            more["trust_remote_code"] = False  # before version 4
         try:
             with _quiet(datasets):
-                loaded = datasets.load_dataset(
-                    place, self.config, split=list(self.splits), revision=self.revision, **more
-                )
+                loaded = datasets.load_dataset(place, self.config, split=list(self.splits), revision=self.revision)
                 return [TableRows(rows, f"{place}, {name}") for rows, name in zip(loaded, self.splits, strict=True)]
         except Exception as error:  # of the network, the hub, its files or pyarrow
             hint = "is the name right, the network there, HF_HUB_OFFLINE unset?"

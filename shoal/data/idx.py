@@ -16,7 +16,7 @@ from ..errors import DataError
 from .cache import cached
 from .dataset import Dataset
 from .images import Channels, Fit, Rule, Size, fitted
-from .source import Decoded, Limit, Normalize, Source, assemble, class_codes, located
+from .source import Cut, Decoded, Limit, Normalize, Source, class_codes, located
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _NAME = re.compile(
@@ -150,10 +150,7 @@ class Idx(Source):
         self.path = path
         self.root = root
         self.rule = Rule.of(channels, size, fit)
-        self.normalize = normalize
-        self.limit = limit
-        self.limit_test = limit_test
-        self.split_seed = split_seed
+        self.cut = Cut(normalize, split_seed=split_seed, limit=limit, limit_test=limit_test)
         self.cache = cache
 
     def load(self) -> Dataset:
@@ -162,14 +159,7 @@ class Idx(Source):
         files = find_files(folder)
         settings = {"source": "idx", "rule": self.rule.settings(), "pillow": PIL.__version__}
         rows = cached(self.cache, list(files.values()), settings, lambda: self._formed(files))
-        return assemble(
-            rows,
-            folder.resolve().name,
-            self.normalize,
-            split_seed=self.split_seed,
-            limit=self.limit,
-            limit_test=self.limit_test,
-        )
+        return self.cut.of(rows, folder.resolve().name)
 
     def _formed(self, files: dict[tuple[str, str], Path]) -> Decoded:
         rows = _decode(files)

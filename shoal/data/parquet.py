@@ -15,7 +15,7 @@ from .arrow import BLOCK, Fields, decode_rows
 from .cache import cached
 from .dataset import Dataset
 from .images import Channels, Fit, Rule, Size, Unreadable
-from .source import Amount, Decoded, Limit, Normalize, Source, assemble, located
+from .source import Amount, Cut, Decoded, Limit, Normalize, Source, located
 
 
 def find_files(path: Path) -> tuple[list[Path], list[Path]]:
@@ -102,12 +102,7 @@ class Parquet(Source):
         self.root = root
         self.fields = Fields(image, label, tuple(columns or ()))
         self.rule = Rule.of(channels, size, fit, unreadable)
-        self.test = test
-        self.test_by = test_by
-        self.split_seed = split_seed
-        self.normalize = normalize
-        self.limit = limit
-        self.limit_test = limit_test
+        self.cut = Cut(normalize, test=test, test_by=test_by, split_seed=split_seed, limit=limit, limit_test=limit_test)
         self.cache = cache
 
     def load(self) -> Dataset:
@@ -122,16 +117,7 @@ class Parquet(Source):
             "pillow": PIL.__version__,  # its version may change the pixels of a JPEG
         }
         rows = cached(self.cache, [*train, *test], settings, lambda: self._decode(train, test))
-        return assemble(
-            rows,
-            path.resolve().stem,
-            self.normalize,
-            test=self.test,
-            test_by=self.test_by,
-            split_seed=self.split_seed,
-            limit=self.limit,
-            limit_test=self.limit_test,
-        )
+        return self.cut.of(rows, path.resolve().stem)
 
     def _decode(self, train: Sequence[Path], test: Sequence[Path]) -> Decoded:
         parts = [[FileRows(path) for path in files] for files in (train, test)]

@@ -107,6 +107,22 @@ def located(root: str, path: str) -> Path:
     return found
 
 
+@dataclass(frozen=True)
+class Cut:
+    """What most sources do with the rows that they have decoded, by settings of these names; see `assemble`."""
+
+    normalize: Normalize
+    test: float = 0.2
+    test_by: str | None = None
+    split_seed: int = 0
+    limit: int | None = None
+    limit_test: int | None = None
+
+    def of(self, rows: Decoded, name: str) -> Dataset:
+        """The data set. Raises `DataError` or `ConfigError`."""
+        return assemble(rows, name, **vars(self))
+
+
 def assemble(
     rows: Decoded,
     name: str,

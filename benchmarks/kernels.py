@@ -32,6 +32,7 @@ from shoal import from_arrays
 from shoal.data.dataset import Dataset, inputs
 from shoal.engine import one_torch_thread
 from shoal.engine.batches import Batches, Scratch
+from shoal.engine.plan import Step
 from shoal.models import Model
 from shoal.models.cnn import cnn
 from shoal.models.lenet import lenet
@@ -92,7 +93,7 @@ def cases(net: str, data: Dataset) -> dict[str, tuple[Side, Side]]:
     kept = Batches(data, data.train, Scratch())
 
     def once(step: int) -> tuple[Tensor, Tensor]:
-        x, y = kept.take(order[step % 10])
+        x, y = kept.take(Step(order[step % 10], 0, BATCH, False))
         return inputs(x), y
 
     def fresh(step: int) -> tuple[Tensor, Tensor]:

@@ -299,6 +299,9 @@ def _ordered(
     return order
 
 
+_NO_BUFFERS = Buffers()
+
+
 class BufferSpace:
     """The persistent buffers of a module as two flat vectors: floats, and integer counters.
 
@@ -329,7 +332,7 @@ class BufferSpace:
     def read(self, module: nn.Module) -> Buffers:
         """A copy of the module's buffers, on the CPU: float32 and int64, ``None`` where there are none."""
         if not self:
-            return Buffers()
+            return _NO_BUFFERS
         values = dict(module.named_buffers())
         floats = [values[n].detach().reshape(-1).to("cpu", torch.float32) for n in self.floats]
         counters = [values[n].detach().reshape(-1).to("cpu", torch.int64) for n in self.counters]

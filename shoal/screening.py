@@ -72,8 +72,9 @@ class Screen:
 
 def largest(values: Tensor) -> float:
     """The largest magnitude; NaN if any value is NaN, infinite if any is. One pass, no copy."""
-    low, high = torch.aminmax(values)
-    return max(abs(float(low)), abs(float(high))) if not torch.isnan(low) else float("nan")
+    ends = torch.aminmax(values)
+    low, high = float(ends.min), float(ends.max)
+    return max(abs(low), abs(high)) if low == low else low  # both are NaN if any value is
 
 
 def _wrong_size(part: Part, old: Entry | None) -> str | None:

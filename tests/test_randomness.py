@@ -59,3 +59,19 @@ def test_torch_seeds_fit_in_32_bits() -> None:
     assert len(seeds) == 100
     assert max(seeds) < 2**32
     assert max(seeds) > 2**31
+
+
+def test_every_kind_of_draw_is_that_of_the_key() -> None:
+    key = int.from_bytes(hashlib.blake2b(b"(0, 'x')", digest_size=16).digest(), "little")
+    ours, theirs = generator(0, "x"), np.random.Generator(np.random.Philox(key=key))
+    for _ in range(2):
+        np.testing.assert_array_equal(ours.permutation(50), theirs.permutation(50))
+        np.testing.assert_array_equal(ours.random(7, dtype=np.float32), theirs.random(7, dtype=np.float32))
+        np.testing.assert_array_equal(ours.normal(size=5), theirs.normal(size=5))
+
+
+def test_generators_of_one_name_share_nothing() -> None:
+    one, two = generator(1, "a"), generator(1, "a")
+    first_four = one.integers(2**62, size=4)
+    generator(2, "b").integers(2**62, size=3)
+    np.testing.assert_array_equal(two.integers(2**62, size=4), first_four)

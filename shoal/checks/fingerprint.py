@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import random
 import types
@@ -78,10 +79,15 @@ def _inside(value: Any) -> Iterable[Any] | None:
     if isinstance(value, _NAMED):
         return None
     if hasattr(value, "__dict__"):
-        return [vars(value)]
+        return [{name: item for name, item in vars(value).items() if not _kept(value, name)}]
     if hasattr(type(value), "__slots__"):
         return [getattr(value, name, None) for name in type(value).__slots__]
     return None
+
+
+def _kept(value: Any, name: str) -> bool:
+    """Whether a frozen record keeps this for speed: what a cached property gives follows from the fields."""
+    return dataclasses.is_dataclass(value) and isinstance(getattr(type(value), name, None), functools.cached_property)
 
 
 def bits(value: Tensor) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -64,6 +65,8 @@ class Dataset:
     """The largest raw value that a pixel can have: white. 16 for the digits of scikit-learn."""
     transforms: tuple[str, ...] = ("identity",)
     targets: Tensor | None = None
+    label_maps: Tensor | None = None
+    """What each label is under each transform, int64 ``[transforms, classes]``; ``None``: what it always is."""
     fingerprint: str = ""
     """A hash of the content (rows, labels, split)."""
     values: Tensor | None = None
@@ -123,9 +126,27 @@ class Dataset:
             raise ConfigError("transforms: needs at least one; 'identity' leaves the rows as they are")
         return replace(self, transforms=transforms)
 
+    def with_label_maps(self, maps: Tensor) -> Dataset:
+        """The same rows once for each map, as further row indices: their inputs stay, their labels are the map's.
+
+        ``maps`` is int64 ``[maps, classes]``: the label that rows of each class have. It is all the memory that this
+        costs, and works for tables too. Raises `ConfigError` for labels that there are not.
+        """
+        classes = len(self.classes)
+        if maps.dim() != 2 or maps.shape[1] != classes or not len(maps) or self.is_regression:
+            raise ConfigError(
+                f"label maps: need a label for each of {classes} classes of a classification; got {tuple(maps.shape)}"
+            )
+        if int(maps.min()) < 0 or int(maps.max()) >= classes:
+            raise ConfigError(f"label maps: labels are 0 to {classes - 1}; got {int(maps.min())} to {int(maps.max())}")
+        return replace(self, transforms=("identity",) * len(maps), label_maps=maps)
+
     def to(self, device: torch.device) -> Dataset:
         """The data set on a device."""
-        names = ("features", "labels", "scale", "offset", "shift", "targets", "values", "value_scale", "value_offset")
+        names = (
+            *("features", "labels", "scale", "offset", "shift", "targets", "label_maps"),
+            *("values", "value_scale", "value_offset"),
+        )
         moved: dict[str, Any] = {name: t.to(device) for name in names if (t := getattr(self, name)) is not None}
         return replace(self, **moved)
 
@@ -154,6 +175,13 @@ class Dataset:
             x[where] = transform(name)(x[where])
         return x
 
+    @functools.cached_property
+    def prepared(self) -> Tensor:
+        """All base rows as `batch` gives them without a transform; made once and kept. Not to be changed."""
+        x = self.features.to(torch.float32, copy=True)
+        self._normalise(x)
+        return x
+
     def _normalise(self, x: Tensor) -> None:
         """``x * scale + offset`` in place. A row of pixels at once: over three channels alone it is not vectorised."""
         if not self.is_image:
@@ -178,6 +206,8 @@ class Dataset:
 
     def wanted(self, rows: Tensor) -> Tensor:
         """The targets of these rows."""
+        if self.label_maps is not None and self.targets is None:
+            return self.labels_of(rows)
         source = self.labels if self.targets is None else self.targets
         if self.values is not None:
             source = self.values
@@ -193,8 +223,10 @@ class Dataset:
         return values.double() * self.value_scale.to(values.device) + self.value_offset.to(values.device)
 
     def labels_of(self, rows: Tensor) -> Tensor:
-        """The internal labels of these rows, whatever the heads are."""
-        return self.labels.index_select(0, (rows % len(self)).to(self.labels.device))
+        """The internal labels of these rows, under their transforms, whatever the heads are."""
+        rows = rows.to(self.labels.device)
+        found = self.labels.index_select(0, rows % len(self))
+        return found if self.label_maps is None else self.label_maps[rows // len(self), found]
 
 
 def inputs(x: Tensor) -> Tensor:

@@ -12,9 +12,15 @@ import torch
 from torch import Tensor
 
 from ..data.dataset import Dataset
+from .plan import Step
 
 GATHER_BYTES = 32 * 2**20
-"""A request's rows are normalised once, before its first step, if they take no more than this."""
+"""Rows are normalised before they are needed if they take no more than this: those of the data set once for the run,
+else those of a request once before its first step."""
+EPOCH_BYTES = 2**18
+"""The batches of an epoch are gathered at once if together they take no more than this: they stay in the cache."""
+ALIGNED = 64
+"""Batches begin at a multiple of so many bytes, however they are gathered: products round by where memory begins."""
 
 
 class Scratch:
@@ -33,7 +39,7 @@ class Scratch:
 
 
 class Batches:
-    """The rows of one request. Few enough are normalised once; the values are the same either way.
+    """The rows of one request. Few enough are normalised beforehand; the values are the same either way.
 
     A batch is good until the next one is asked for.
     """
@@ -42,27 +48,66 @@ class Batches:
         self.dataset = dataset
         self.rows = rows
         self.scratch = scratch
-        self.row = tuple(int(extent) for extent in dataset.features.shape[1:])
+        self.device = dataset.features.device
+        self.row = dataset.features.shape[1:]
+        self.row_bytes = 4 * math.prod(self.row)
+        fits = self.row_bytes * len(dataset) <= GATHER_BYTES and dataset.transforms == ("identity",)
+        self.pool = dataset.prepared if fits else None
         self.kept: tuple[Tensor, Tensor] | None = None
-        if 0 < 4 * len(rows) * math.prod(self.row) <= GATHER_BYTES:
-            self.kept = self._gathered("rows", rows)
+        self._order: np.ndarray | None = None
+
+    @property
+    def few(self) -> bool:
+        """Whether the request's rows may be gathered all at once."""
+        return 0 < self.row_bytes * len(self.rows) <= GATHER_BYTES
+
+    def _inputs(self, name: str, rows: Tensor) -> Tensor:
+        space = self.scratch.take(name, (len(rows), *self.row), self.device)
+        if self.pool is None:
+            return self.dataset.batch(rows, space)
+        return torch.index_select(self.pool, 0, rows.to(self.device), out=space)
 
     def _gathered(self, name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        space = self.scratch.take(name, (len(rows), *self.row), self.dataset.features.device)
-        return self.dataset.batch(rows, space), self.dataset.wanted(rows)
+        return self._inputs(name, rows), self.dataset.wanted(rows)
 
-    def take(self, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The inputs and targets at these positions among the rows."""
-        chosen = torch.from_numpy(positions)
-        if self.kept is None:
-            return self._gathered("batch", self.rows.index_select(0, chosen))
-        x, y = self.kept
-        chosen = chosen.to(x.device)
-        space = self.scratch.take("batch", (len(chosen), *self.row), x.device)
-        return torch.index_select(x, 0, chosen, out=space), y.index_select(0, chosen)
+    def _shuffle(self, step: Step) -> None:
+        """Makes ready for the steps of an epoch, of which this is the first."""
+        self._order = step.order
+        self._source, self._epoch = self.pool, None
+        chosen = torch.from_numpy(step.order)
+        rows = self.rows.index_select(0, chosen)
+        self._wanted = self.dataset.wanted(rows)
+        self._at = rows
+        if self.pool is not None:
+            size = self.row_bytes * (step.end - step.begin)
+            if not size % ALIGNED and self.row_bytes * len(rows) <= EPOCH_BYTES:
+                self._epoch = self._inputs("epoch", rows)
+        elif self.few:
+            if self.kept is None:
+                self.kept = self._gathered("rows", self.rows)
+            self._source, self._at = self.kept[0], chosen
+        if self._source is not None:
+            self._at = self._at.to(self.device)
+
+    def take(self, step: Step) -> tuple[Tensor, Tensor]:
+        """The inputs and targets of a step. The steps of an epoch share its ``order``; each has as many rows as the
+        first, the last may have fewer."""
+        if step.order is not self._order:
+            self._shuffle(step)
+        s = slice(step.begin, step.end)
+        y = self._wanted[s]
+        if self._epoch is not None:
+            return self._epoch[s], y
+        at = self._at[s]
+        if self._source is None:
+            return self._inputs("batch", at), y
+        space = self.scratch.take("batch", (len(at), *self.row), self.device)
+        return torch.index_select(self._source, 0, at, out=space), y
 
     def range(self, begin: int, end: int) -> tuple[Tensor, Tensor]:
         """The inputs and targets of a stretch of the rows."""
         if self.kept is None:
-            return self._gathered("batch", self.rows[begin:end])
+            if not self.few:
+                return self._gathered("batch", self.rows[begin:end])
+            self.kept = self._gathered("rows", self.rows)
         return self.kept[0][begin:end], self.kept[1][begin:end]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,13 +42,13 @@ class Workspace:
         self.vector = torch.zeros(model.space.size, device=device)
         self.gradient = torch.zeros(model.space.size, device=device)
         model.space.bind(self.module, self.vector, self.gradient)
+        self.gradient_head = self.gradient[model.space.head]
         set_mode(self.module, True)
         self.defaults = model.buffers.read(self.module)
         self.dropouts = [m for m in self.module.modules() if isinstance(m, Dropout)]
 
-    @contextlib.contextmanager
-    def holding(self, served: Served, training: bool) -> Iterator[nn.Module]:
-        """The module with this model's numbers, in the given mode."""
+    def holding(self, served: Served, training: bool) -> contextlib.AbstractContextManager[nn.Module]:
+        """The module with this model's numbers, in the given mode; its constants are there for a ``with`` block."""
         if served.vector.shape != self.vector.shape:
             raise ValueError(
                 f"model {self.model.name!r} has {self.vector.numel()} parameters; "
@@ -56,20 +57,23 @@ class Workspace:
         self.vector.copy_(served.vector)
         # What a model does not bring starts fresh, never from the last client's.
         own, fresh = served.buffers, self.defaults
-        floats = fresh.floats if own.floats is None else own.floats
-        counters = fresh.counters if own.counters is None else own.counters
-        self.model.buffers.write(self.module, Buffers(floats, counters))
+        if not (own.empty and fresh.empty):
+            floats = fresh.floats if own.floats is None else own.floats
+            counters = fresh.counters if own.counters is None else own.counters
+            self.model.buffers.write(self.module, Buffers(floats, counters))
         if self.module.training != training:  # walking through the layers costs as much as a step of a small model
             set_mode(self.module, training)
-        if not served.constants:
-            yield self.module
-            return
-        with place_constants(self.module, served.constants):
+        return self._placed(served.constants) if served.constants else contextlib.nullcontext(self.module)
+
+    @contextlib.contextmanager
+    def _placed(self, constants: Mapping[str, Tensor]) -> Iterator[nn.Module]:
+        with place_constants(self.module, constants):
             yield self.module
 
     def snapshot(self) -> tuple[Tensor, Buffers]:
         """Copies of the vector and the buffers, on the CPU."""
-        return self.vector.detach().to("cpu", copy=True), self.model.buffers.read(self.module)
+        vector = self.vector.clone() if self.vector.device.type == "cpu" else self.vector.cpu()
+        return vector, self.model.buffers.read(self.module)
 
 
 class Kernel:
@@ -92,6 +96,7 @@ class Kernel:
         self.loss_args = dict(loss_args or {})
         self._workspaces: dict[str, Workspace] = {}
         self._scratch = Scratch()
+        self._origin = Origin()
 
     def workspace(self, name: str) -> Workspace:
         """The resident module of an architecture, built when it is first needed."""
@@ -137,7 +142,7 @@ class Kernel:
             for step in plan(len(request.rows), request.batch, request.epochs, request.steps, coupled, rng):
                 if crash and done >= count // 2:
                     raise SimulatedCrash(f"simulated crash after {done} of {count} steps")
-                x, y = batches.take(step.positions)
+                x, y = batches.take(step)
                 for change in changes:
                     x = change(x, chance)
                 x = inputs(x)
@@ -159,7 +164,7 @@ class Kernel:
                     squared.append(_squared(work, start))
             if crash:
                 raise SimulatedCrash("simulated crash of a client without a step to take")
-            drift = _drift(squared, work, start)
+            drift = _drift(squared, work, start, self._origin.lengths(start, space.head))
             vector, buffers = work.snapshot()
         slots = stepper.kept() if request.slots is not None else None
         return FitResult(vector, buffers, done, sum(sizes), _mean_loss(losses, sizes), drift, slots)
@@ -294,6 +299,25 @@ class Kernel:
         result.div_(len(request.rows))
 
 
+class Origin:
+    """The squared lengths of the vector that drift was last measured from: the clients of a round share it."""
+
+    def __init__(self) -> None:
+        self._known: tuple[weakref.ref[Tensor], int, slice, tuple[float, float]] | None = None
+
+    def lengths(self, start: Tensor, head: slice) -> tuple[float, float]:
+        """Over all and over the head; worked out anew when it is another tensor, or one that was written to."""
+        version = -1 if start.is_inference() else start._version  # such a tensor counts no writes
+        if self._known is not None and version >= 0:
+            known, before, where, lengths = self._known
+            if known() is start and before == version and where == head:
+                return lengths
+        inside = start[head]
+        lengths = float(torch.dot(start, start)), float(torch.dot(inside, inside))
+        self._known = weakref.ref(start), version, head, lengths
+        return lengths
+
+
 class SimulatedCrash(RuntimeError):
     """A crash that the configuration asked for (``participation.crash_probability``)."""
 
@@ -315,7 +339,7 @@ def _mean_loss(losses: Sequence[Tensor], sizes: Sequence[int]) -> float:
     """The mean over the rows seen, from the mean loss of each batch; read once, at the end of a fit."""
     if not losses:
         return float("nan")
-    means = torch.stack(list(losses)).tolist()
+    means = torch.stack(list(losses)).tolist() if len(losses) > 1 else [losses[0].item()]
     return math.fsum(mean * size for mean, size in zip(means, sizes, strict=True)) / sum(sizes)
 
 
@@ -340,23 +364,28 @@ def _squared(work: Workspace, start: Tensor) -> tuple[Tensor, Tensor]:
     The gradient is zeroed before the next step anyway; a fresh tensor per epoch would cost more than the sum.
     """
     away = torch.sub(work.vector, start, out=work.gradient)
-    head = away[work.model.space.head]
+    head = work.gradient_head
     return torch.dot(away, away), torch.dot(head, head)
 
 
-def _drift(squared: Sequence[tuple[Tensor, Tensor]], work: Workspace, start: Tensor) -> Drift:
-    """The drift of a fit that just ended, so that ``work.gradient`` holds the difference to the start."""
+def _drift(
+    squared: Sequence[tuple[Tensor, Tensor]], work: Workspace, start: Tensor, lengths: tuple[float, float]
+) -> Drift:
+    """The drift of a fit that just ended, so that ``work.gradient`` holds the difference to the start.
+
+    ``lengths`` are the squared lengths of the start, over all and over the head.
+    """
     if not squared:
         return Drift()
     whole, inside = [float(a) for a, _ in squared], [float(b) for _, b in squared]
-    head = work.model.space.head
+    head = start[work.model.space.head]
     return Drift(
         tuple(whole),
         tuple(inside),
         whole[-1] ** 0.5,
         inside[-1] ** 0.5,
-        cosine_distance(start, work.gradient, whole[-1]),
-        cosine_distance(start[head], work.gradient[head], inside[-1]),
+        between(lengths[0], float(torch.dot(work.gradient, start)), whole[-1]),
+        between(lengths[1], float(torch.dot(work.gradient_head, head)), inside[-1]),
     )
 
 

@@ -10,10 +10,17 @@ import numpy as np
 
 
 class Step(NamedTuple):
-    """One local step: positions into the fit's rows, and whether the step ends an epoch."""
+    """One local step: a stretch of the epoch's ``order`` of the fit's rows, and whether the step ends the epoch."""
 
-    positions: np.ndarray
+    order: np.ndarray
+    begin: int
+    end: int
     ends_epoch: bool
+
+    @property
+    def positions(self) -> np.ndarray:
+        """Positions into the fit's rows."""
+        return self.order[self.begin : self.end]
 
 
 def steps_per_epoch(rows: int, batch: int, coupled: bool) -> int:
@@ -45,5 +52,5 @@ def plan(
     while left > 0:
         order = rng.permutation(rows)
         for i in range(min(per_epoch, left)):
-            yield Step(order[i * batch : (i + 1) * batch], i == per_epoch - 1)
+            yield Step(order, i * batch, min((i + 1) * batch, rows), i == per_epoch - 1)
         left -= per_epoch

@@ -137,7 +137,7 @@ def _origin(data: Dataset) -> Hashable:
         data.features.data_ptr(),
         data.transforms,
         data.peak,
-        *(None if t is None else _digest(t) for t in (data.targets, data.values, data.scale, data.offset)),
+        *(None if t is None else _digest(t) for t in (data.targets, data.label_maps, data.values, data.scale, data.offset)),
     )
 
 

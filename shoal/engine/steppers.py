@@ -41,6 +41,7 @@ class Stepper:
         self.momentum: Number = columns.get("momentum", settings.momentum)
         self.bound: Number | None = columns.get("clip", settings.clip)
         self.slices = slices
+        self.whole = len(slices) == 1 and slices[0] == slice(0, space.size)
         self.slots: dict[str, Tensor] = {}
         self.steps = 0
         if slots is not None:
@@ -91,7 +92,8 @@ class Stepper:
         """One step, in place; ``gradient`` may be overwritten."""
         self.steps += 1
         for s in self.slices:
-            w, g = vector[..., s], gradient[..., s]
+            # A slice of everything costs as much as the arithmetic of a small model.
+            w, g = (vector, gradient) if self.whole else (vector[..., s], gradient[..., s])
             decay = _first(self.decay, vector)
             if self.settings.kind == "adamw":
                 if isinstance(decay, Tensor):

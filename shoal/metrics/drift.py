@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 from ..messages import Update
-from ..requests import FitResult
+from ..requests import Drift
 from .base import Line, Measure, Seen
-from .values import finite, mean
+from .values import mean
 
 _METRICS = {"squared": "client_drift", "distance": "client_drift_distance", "cosine": "client_drift_cosine"}
-_OVER = {"all": "", "head": "_head"}
+_OVER = ("all", "head")
 
 
-def _of_client(fits: Sequence[FitResult], what: str, over: str) -> float | None:
-    """One client's number: the mean over its epochs (``squared``) or its fits (the others) in the round.
-
-    ``None`` if it took no step or one of them is not finite.
+def _of_client(drifts: Sequence[Drift], over: str) -> list[float | None]:
+    """One client's numbers in the order of `_METRICS`: the mean over its epochs (``squared``) or its fits (the others)
+    in the round. ``None`` if it took no step or one of them is not finite.
     """
-    name = what + _OVER[over]
-    trained = [fit.drift for fit in fits if getattr(fit.drift, "squared" + _OVER[over])]
-    if what == "squared":
-        values = [value for drift in trained for value in getattr(drift, name)]
+    if over == "all":
+        numbers = [(d.squared, d.distance, d.cosine) for d in drifts if d.squared]
     else:
-        values = [getattr(drift, name) for drift in trained]
-    return mean(values) if all(finite(value) is not None for value in values) else None
+        numbers = [(d.squared_head, d.distance_head, d.cosine_head) for d in drifts if d.squared_head]
+    if not numbers:
+        return [None] * len(_METRICS)
+    epochs, *ends = zip(*numbers, strict=True)
+    return [_mean(tuple(chain.from_iterable(epochs))), *(_mean(values) for values in ends)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if all(map(math.isfinite, values)) else None
 
 
 class ClientDrift(Measure):
@@ -45,15 +51,15 @@ class ClientDrift(Measure):
 
     def observe(self, seen: Seen, memory: Mapping[str, Any]) -> tuple[list[Line], Mapping[str, Any]]:
         """Up to six lines."""
-        fits: dict[int, list[FitResult]] = {}
+        drifts: dict[int, list[Drift]] = {}
         for outcome in seen.outcomes:
             if isinstance(outcome.answer, Update):
-                fits.setdefault(outcome.client, []).extend(outcome.fits)
+                drifts.setdefault(outcome.client, []).extend([fit.drift for fit in outcome.fits])
+        found = {over: [_of_client(own, over) for own in drifts.values()] for over in _OVER}
         lines: list[Line] = []
-        for what, metric in _METRICS.items():
-            for over in _OVER:
-                values = [_of_client(own, what, over) for own in fits.values()]
-                known = [value for value in values if value is not None]
+        for place, metric in enumerate(_METRICS.values()):
+            for over, clients in found.items():
+                known = [numbers[place] for numbers in clients if numbers[place] is not None]
                 if known:
                     lines.append({"metric": metric, "value": mean(known), "over": over, "clients": len(known)})
         return lines, memory

@@ -53,6 +53,8 @@ def average(old: Entry, group: Group, weights: Sequence[float]) -> Tensor:
     if len(parts) != len(share):
         raise ValueError(f"a mean needs one weight per part; got {len(share)} weights for {len(parts)} parts")
     masked = any(mask is not None for _, mask in parts)
+    if not masked and old.vector.numel() <= BLOCK:  # a slice of everything costs as much as its arithmetic
+        return _over_all([x for x, _ in parts], share)
     out = torch.empty_like(old.vector)
     for begin in range(0, old.vector.numel(), BLOCK):
         s = slice(begin, begin + BLOCK)
@@ -66,9 +68,9 @@ def average(old: Entry, group: Group, weights: Sequence[float]) -> Tensor:
 
 def _over_all(values: Sequence[Tensor], share: Sequence[float]) -> Tensor:
     first = values[0].to(torch.float64)
-    change = torch.zeros_like(first)
+    change, away = torch.zeros_like(first), torch.empty_like(first)
     for x, weight in zip(values[1:], share[1:], strict=True):
-        change.add_(x - first, alpha=weight)
+        change.add_(away.copy_(x).sub_(first), alpha=weight)
     # Where nothing changes, the very bits of the first: -0.0 + 0.0 would be 0.0.
     return torch.where(change == 0, values[0], (first + change).to(values[0].dtype))
 

@@ -13,6 +13,7 @@ import torch
 from shoal.streams.base import Holding, Stream, Target
 from shoal.streams.cells import Array, Cells, Names, Split
 from shoal.streams.partitions import Iid
+from shoal.streams.shifts import ShiftStream
 from shoal.streams.static import StaticStream
 from shoal.streams.tasks import TaskStream
 
@@ -109,6 +110,27 @@ class Stampless(Plain):
     def targets(self, round: int) -> Sequence[Target]:
         (target,) = super().targets(round)
         return [replace(target, test=target.test[round:])]
+
+
+class Stale(ShiftStream):
+    """A client that shifts is measured for ever on what it held first."""
+
+    leaves_rows = True
+    examples: ClassVar[list[dict[str, Any]]] = [
+        {
+            "clients": 4,
+            "by": "domain",
+            "steps": 2,
+            "rounds_per_step": 4,
+            "rows": 4,
+            "validation_rows": 2,
+            "pattern": "rotate",
+            "clusters": ["north", "south"],
+        }
+    ]
+
+    def targets(self, round: int) -> Sequence[Target]:
+        return super().targets(1)
 
 
 class Early(Tasks):

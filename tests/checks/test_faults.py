@@ -97,6 +97,7 @@ STREAM = {
     "Losing": {"no row is lost"},
     "Seedless": {"two seeds deal differently"},
     "Stampless": {"targets are stamped"},
+    "Stale": {"targets of clients are their own"},
     "Early": {"phases and tasks fit"},
     "Hoarding": {"attributes of a stream never change"},
     "Narrowing": {"positions are valid"},

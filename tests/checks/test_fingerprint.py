@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from dataclasses import dataclass
@@ -110,3 +111,25 @@ def test_a_difference_is_told_with_its_place() -> None:
     assert difference(torch.zeros(2), torch.zeros(3)) == "the value: torch.float32 (2,) and torch.float32 (3,)"
     assert difference((1,), [1]) == "the value: tuple and list"
     assert difference([1], [1, 2]) == "the value: 1 and 2 items"
+
+
+@dataclass(frozen=True)
+class Square:
+    side: int
+
+    @functools.cached_property
+    def area(self) -> int:
+        return self.side**2
+
+
+class Hiding(Thing):
+    area = Square.area
+
+
+def test_what_a_record_keeps_of_its_fields_is_no_change_of_it() -> None:
+    square = Square(3)
+    before = fingerprint(square)
+    assert square.area == 9
+    assert "area" in vars(square)
+    assert fingerprint(square) == before != fingerprint(Square(4))
+    assert fingerprint(Hiding(side=3)) != fingerprint(Hiding(side=3, area=9))  # of other objects it is one

@@ -162,6 +162,33 @@ def test_cosine_distance_of_close_vectors_does_not_cancel() -> None:
     assert distance(a, a * 3) == pytest.approx(0, abs=1e-6)
 
 
+def test_drift_is_measured_from_what_the_start_holds_now(kernel: Kernel, start: Entry) -> None:
+    own = start.vector.clone()
+    for change in (1.0, 3.0, -2.0):
+        own.mul_(change)
+        result = kernel.fit(Fit(Served("main", own), torch.arange(ROWS), Optimizer(lr=0.3), batch=8), client())
+        cosine = 1 - float(F.cosine_similarity(result.vector.double(), own.double(), dim=0))
+        assert result.drift.cosine == pytest.approx(cosine, rel=1e-4)
+        again = kernel.fit(Fit(Served("main", own), torch.arange(ROWS), Optimizer(lr=0.3), batch=8), client())
+        assert again.drift == result.drift
+
+
+def test_a_start_of_inference_mode_is_trained(kernel: Kernel, start: Entry) -> None:
+    with torch.inference_mode():
+        own = start.vector * 1
+    fit = Fit(Served.of(start), torch.arange(ROWS), batch=8)
+    found = kernel.fit(replace(fit, start=Served("main", own)), client())
+    assert found.drift == kernel.fit(fit, client()).drift
+
+
+def test_naming_every_segment_is_naming_none() -> None:
+    model = Model("main", mlp, groups={"first": ["0"], "second": ["2"]})
+    kernel = Kernel({"main": model}, table(), CPU)
+    fit = Fit(Served.of(model.initial(generator(0, "start"))), torch.arange(ROWS), Optimizer(momentum=0.9), batch=8)
+    every = kernel.fit(replace(fit, segments=("second", "first")), client())
+    assert torch.equal(every.vector, kernel.fit(fit, client()).vector)
+
+
 def test_only_the_named_segments_move(kernel: Kernel, model: Model, start: Entry) -> None:
     fit = Fit(Served.of(start), torch.arange(ROWS), Optimizer(lr=0.1, momentum=0.9, weight_decay=0.1))
     result = kernel.fit(replace(fit, segments=("classifier",)), client())

@@ -16,6 +16,7 @@ from ..messages import Assignment, Client, Group, Participant, Update, World, gr
 from ..randomness import Moment, generator
 from ..requests import Evaluate, Request, Served
 from ..server.base import Mean, ServerOptimizer, shares
+from ..server.quantiles import change
 
 Program = Generator[Request, Any, Update]
 
@@ -34,6 +35,8 @@ class Method:
     """Rounds of communication in one round."""
     serverless: ClassVar[bool] = False
     """Whether clients only meet each other (gossip); learners that need a server are then refused."""
+    needs_truth: tuple[str, ...] = ()
+    """Labels of the stream's truth; each `Participant` tells the first that the stream has. For oracles alone."""
 
     births: ClassVar[bool] = False
     """Whether a client may answer for an entry that it was not given (a new cluster); else that is rejected."""
@@ -70,6 +73,14 @@ class Method:
         }
         return bank.put(changes)
 
+    def records(self, before: Bank, after: Bank, updates: Sequence[Update], when: Moment) -> Iterable[dict[str, Any]]:
+        """What the method decided in a merge that was kept, as lines of ``metrics.jsonl``: JSON values, and ``record``.
+
+        Asked once after each merge, with the bank before and after it and the updates that it was given. Nothing that
+        it says enters the run: what it needs to know of the merge lies in ``after.memory``. Default: nothing.
+        """
+        return ()
+
     def candidates(self, bank: Bank, target: Mapping[str, Any]) -> Sequence[tuple[Key, ...]]:
         """The groups of keys that could answer for a target such as ``{"task": 3}`` or ``{"client": 17}``.
 
@@ -100,8 +111,12 @@ class Method:
         return Served(entries[0].model, space.join(parts), buffers)
 
     def report(self, served: Served, client: Client) -> Generator[Request, Any, dict[str, float]]:
-        """The note with this model's loss on the client's validation rows, where the server optimiser asks for it."""
-        if not self.server.reads_reported or not len(client.validation):
+        """The note with this model's loss on the client's validation rows, where a schedule or the server reads it.
+
+        For every `train`, once, with the model that training starts from: a plateau of the server's rate or of
+        ``local.lr`` hears of nothing else.
+        """
+        if not (self.server.reads_reported or self.learner.reads_reported) or not len(client.validation):
             return {}
         scores = yield Evaluate((served,), client.validation, self.learner.local.loss)
         return {"validation_loss": scores[0].loss}
@@ -112,21 +127,24 @@ class Method:
         """The next entry from all answers for it: mean, server step, buffers, and both kinds of extra.
 
         Every method builds its entries through this, so that a learner's numbers are never lost: ``extra`` adds
-        the method's own to the old ones and the learner's. ``None`` takes a number away.
+        the method's own to the old ones and the learner's. ``None`` takes a number away. ``Entry.server`` also gets
+        the quantiles of the step's pseudo-gradient, see `shoal.server.quantiles.change`.
         """
         new = old
         trained = [(p, w) for p, w in zip(group.parts, group.weights, strict=True) if p.vector is not None]
         if trained:
             parts, weights = tuple(p for p, _ in trained), tuple(w for _, w in trained)
             sent = replace(group, parts=parts, weights=weights)
-            vector, server = self.server.step(old, self.mean.combine(old, sent), when, sent.reported)
+            mean = self.mean.combine(old, sent)
+            vector, server = self.server.step(old, mean, when, sent.reported)
             new = old.new(
                 vector=vector,
-                server=server,
+                server={**server, **change(old.vector, mean)},
                 buffers=merge_buffers(old.buffers, sent, self.mean.weights(sent)),
                 weight=float(np.sum(weights)),
             )
-        extras = {**old.extra, **self.learner.extra(key, old, new, group, when), **(extra or {})}
+        learned = {**self.learner.watched(old, group), **self.learner.extra(key, old, new, group, when)}
+        extras = {**old.extra, **learned, **(extra or {})}
         return new.new(extra={name: value for name, value in extras.items() if value is not None})
 
 

@@ -9,13 +9,12 @@ from ..streams.base import phase_of
 from .base import Line, Measure, Seen
 from .functions import Failed, lower_is_better, name_of
 from .history import trained_tasks
+from .rounds import TAIL, due
 from .serving import Group, Serving, choose, composer, servings
 from .spread import spread
 from .transfer import needed
 from .values import finite, mean
 
-TAIL = 5
-"""How many last rounds are measured whatever ``evaluate.every`` says, for the mean over them."""
 REASONS = 5
 """How many different reasons for a metric's failure are recorded."""
 
@@ -56,14 +55,14 @@ class Accuracy(Measure):
     def due(self, round: int, memory: Mapping[str, Any]) -> bool:
         """Whether the bank is measured after this round; ``memory`` already knows what was trained in it.
 
-        Every ``evaluate.every``-th round, the last five, and on a stream with tasks those that BWT_f needs.
-        Never with ``every: 0``, and never the warm-up.
+        Every ``evaluate.every``-th round, the last five, every boundary and the five rounds after it, and on a stream
+        with tasks the others that BWT_f needs. Never with ``every: 0``, and never the warm-up.
         """
         every, stream = self.context.evaluate.every, self.context.stream
+        if due(round, every, self.context.world.rounds, stream.boundaries):
+            return True
         if not every or round < 1:
             return False
-        if round % every == 0 or round > self.context.world.rounds - TAIL:
-            return True
         firsts = {
             int(phase): {int(task): first for task, first in tasks.items()}
             for phase, tasks in memory.get("first", {}).items()

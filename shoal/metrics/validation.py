@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from .accuracy import TAIL
 from .base import Line, Measure, Seen
+from .rounds import TAIL
 from .serving import choose, composer, servings
 from .values import finite, mean
 

@@ -8,7 +8,7 @@ from typing import Any
 from .groups import grouped
 from .lead import lead_metric
 from .load import Runs
-from .numbers import METRICS, NUMBERS, OVER_TARGETS, SCOPES
+from .numbers import METRICS, NUMBERS, OVER_TARGETS, SCOPES, SHIFTED, describe
 from .pairs import ALPHA
 from .parts import Section, esc
 from .series import further_metrics
@@ -62,6 +62,7 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     }
     items = [(name, text) for name, text in TERMS.items() if shown.get(name, True)]
     items += [(number.label, number.meaning) for key, number in NUMBERS.items() if key in present and number.meaning]
+    items += _of_shifts(present)
     measured = dict.fromkeys((lead_metric(runs.runs), *further_metrics(runs.runs)))
     items += [(METRICS[m].label, METRICS[m].meaning) for m in measured if m in METRICS and METRICS[m].meaning]
     statistics = {key.rpartition(".")[2] for key in present if key.startswith("over_targets.")}
@@ -70,3 +71,16 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     items = list({name: (name, text) for name, text in reversed(items)}.values())[::-1]
     body = "".join(f"<dt>{esc(name)}</dt><dd>{esc(text)}</dd>" for name, text in items)
     return Section("definitions", "Definitions", f"<dl>{body}</dl>")
+
+
+def _of_shifts(present: set[str]) -> list[tuple[str, str]]:
+    """One item for each number of shifts and contacts; the groups of clients are explained by their names."""
+    found: dict[str, str] = {}
+    for key in sorted(present):
+        if key.partition(".")[0] in ("drop_after_shift", "recovery_rounds", "contact_purity"):
+            label, _, meaning = describe(key)
+            group = next((f" ({words})" for words in SHIFTED.values() if label.endswith(f"({words})")), "")
+            label = label.removesuffix(group)
+            label = label.partition(",")[0] if key.startswith("drop") else label
+            found.setdefault(label, meaning)
+    return list(found.items())

@@ -71,7 +71,7 @@ class Run:
     @cached_property
     def names(self) -> dict[str, list[str]]:
         """Label -> the names that its values have in the data, by number, as the stream gives them."""
-        labels = ("task", "client", "concept")
+        labels = ("task", "client", "concept", "cluster")
         return {label: [str(name) for name in self.stream.get(f"{label}_names") or ()] for label in labels}
 
     @property

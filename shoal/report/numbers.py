@@ -100,6 +100,15 @@ NUMBERS: dict[str, Number] = {
         "the untrained model (Lopez-Paz and Ranzato 2017); mean over the tasks. Positive: other tasks helped. With an "
         "entry per task it is 0 by construction.",
     ),
+    "step_end_accuracy": Number(
+        "Accuracy at the ends of the steps", PERCENT,
+        "Mean over the clients' time steps of the accuracy after the last round of the step, each client on its "
+        "current cluster. The level that a drop is read beside: who has learned little has little to lose.",
+    ),
+    "messages_per_round": Number(
+        "Models received per client and round", PLAIN,
+        "How many peers' models a participating client receives in a round; mean over clients and rounds.",
+    ),
     "entry_cosine": Number(
         "Movement of an entry, cosine", PLAIN,
         "1 minus the cosine of the angle between an entry of the bank before and after a round in which it was "
@@ -162,12 +171,53 @@ NUMBERS: dict[str, Number] = {
         "it with tau (or the calibration's constant): far below, the server only has momentum; far above, the "
         "constant does nothing.",
     ),
+    "median_abs_delta": Number(
+        "Median of |Delta|", PLAIN,
+        "The size of the pseudo-gradient, the mean of the clients' answers minus the entry: median over the "
+        "coordinates of an entry.",
+    ),
     "effective_step": Number(
         "Effective server step", PLAIN, "Server rate over denominator, median over the coordinates of an entry.",
+    ),
+    "calibration_constant": Number(
+        "Constant of the calibration", PLAIN,
+        "What sqrt(v) competes with in the server's denominator: tau, epsilon, or log(2) / beta of the softplus.",
+    ),
+    "below_constant": Number(
+        "Coordinates below the constant", PERCENT,
+        "The share of an entry's coordinates whose sqrt(v) is smaller than that constant: near 100 % the server is "
+        "plain momentum, near 0 % the constant does nothing.",
     ),
 }  # fmt: skip
 
 SCOPES = {"all": "", "head": " (head)", "features": " (features)"}
+
+SHIFTED = {"all": "all clients", "changed": "clients that changed", "stayed": "clients that stayed"}
+"""The groups of clients at a shift."""
+STAGES = {
+    "after": "after the first round", "before": "before communication", "mixed": "after mixing",
+    "trained": "after training", "lowest": "lowest in the step",
+}  # fmt: skip
+"""When a drop is measured; another label of a probe goes by its name."""
+_RECOVERY = {
+    "mean": ("Rounds to recover", PLAIN,
+             "Rounds of a step until 90 % of what was lost since the end of the step before is regained; mean over the "
+             "boundaries at which clients lost at least one point and recovered within the step."),
+    "recovered": ("Boundaries recovered from", COUNT, "At how many boundaries a loss of a point or more was regained."),
+    "never": ("Boundaries never recovered from", COUNT,
+              "At how many boundaries a loss was not regained within the step; these are in no mean."),
+    "nothing_lost": ("Boundaries without a loss", COUNT, "At how many boundaries less than one point was lost."),
+    "within_step": ("Rounds to 90 % of the step's gain", PLAIN,
+                    "Rounds until 90 % of the gain from the first to the last measured round of the same step; what "
+                    "the step before ended with does not matter to it."),
+}  # fmt: skip
+_PURITY = {
+    "similar": ("Purity of contacts by similarity",
+                "Share of the contacts drawn by similarity whose current cluster is the client's own."),
+    "random": ("Purity of random contacts", "The same share of the contacts that were drawn at random."),
+    "chance": ("Purity by chance", "What a uniform draw among the other clients would give: the size of the client's "
+               "cluster minus 1, divided by the number of clients minus 1."),
+}  # fmt: skip
 
 METRICS: dict[str, Number] = {
     "accuracy": Number("Accuracy", PERCENT, "The share of the test rows that the model gets right."),
@@ -228,6 +278,8 @@ def describe(key: str) -> Number:
     stem, _, scope = key.rpartition(".")
     if stem in NUMBERS and scope in SCOPES:
         return NUMBERS[stem]._replace(label=NUMBERS[stem].label + SCOPES[scope])
+    if (found := _of_shifts(key)) is not None:
+        return found
     if key.startswith("accuracy_by_target."):
         return Number(f"Final accuracy, {key.partition('.')[2]}", PERCENT, "")
     if key.startswith("over_targets."):
@@ -240,6 +292,26 @@ def describe(key: str) -> Number:
         words = "" if scope == "mean" else f", {scope.replace('_', ' ')}"
         return NUMBERS[stem]._replace(label=NUMBERS[stem].label + words, unit=COUNT if counts else POINTS)
     return Number(key.replace("_", " ").replace(".", ", "), PLAIN, "")
+
+
+def _of_shifts(key: str) -> Number | None:
+    """The numbers of `shoal.metrics.shift` and `shoal.metrics.contacts`."""
+    name, *rest = key.split(".")
+    if name == "drop_after_shift" and len(rest) == 2:
+        group, stage = SHIFTED.get(rest[0], rest[0]), STAGES.get(rest[1], rest[1].replace("_", " "))
+        meaning = (
+            "Accuracy in the first measured round after a shift, minus that at the end of the time step before; each "
+            "client on its current cluster. Mean over clients and boundaries. Negative: accuracy was lost. The lowest "
+            "value is that of the mean over the clients in the whole step."
+        )
+        return Number(f"Drop after a shift, {stage} ({group})", POINTS, meaning)
+    if name == "recovery_rounds" and len(rest) == 2 and rest[1] in _RECOVERY:
+        label, unit, meaning = _RECOVERY[rest[1]]
+        return Number(f"{label} ({SHIFTED.get(rest[0], rest[0])})", unit, meaning)
+    if name == "contact_purity" and len(rest) == 1 and rest[0] in _PURITY:
+        label, meaning = _PURITY[rest[0]]
+        return Number(label, PERCENT, meaning)
+    return None
 
 
 def flat(summary: Mapping[str, Any], prefix: str = "") -> dict[str, float]:

@@ -40,8 +40,8 @@ def opening(comparison: Mapping[str, Any]) -> list[str]:
     The first names what was run (method, data, clients, rounds, seeds, as far as they are known) and the final
     number: the accuracy, or the loss where real values are learned. The second says the most important of these, at
     most two: nothing was trained; clients failed or were rejected; runs are unfinished; accuracy drops at phase
-    boundaries; the differences between variants are within noise, or left open, or how far the best is ahead; the
-    worst tenth of the targets is far below the mean; there is one seed only.
+    boundaries or shifts; the differences between variants are within noise, or left open, or how far the best is
+    ahead; the worst tenth of the targets is far below the mean; there is one seed only.
     """
     variants = comparison["variants"]
     if not variants:
@@ -198,7 +198,7 @@ def _to_know(comparison: Mapping[str, Any]) -> str:
     nothing = untrained(comparison["variants"])
     if nothing:
         return nothing[0]
-    rules = (_trouble, _unfinished, _unlike, _drops, _noise, _uneven, _alone)
+    rules = (_trouble, _unfinished, _unlike, _drops, _shifts, _noise, _uneven, _alone)
     said = [found for rule in rules if (found := rule(comparison))]
     return _capital("; ".join(said[:CLAUSES])) + "." if said else _calm(comparison)
 
@@ -225,9 +225,20 @@ def _unfinished(comparison: Mapping[str, Any]) -> str:
 
 def _drops(comparison: Mapping[str, Any]) -> str:
     """The mean drop at the boundaries, where it is a point or more in most seeds; of several the deepest."""
+    subject = "in the first round after a phase boundary, tasks that were trained before lose"
+    return _deepest(comparison, "bwt_f.seen_per_event", subject)
+
+
+def _shifts(comparison: Mapping[str, Any]) -> str:
+    """The same for the clients that change their cluster at a shift."""
+    subject = "in the first round after a shift, clients that change their cluster lose"
+    return _deepest(comparison, "drop_after_shift.changed.after", subject)
+
+
+def _deepest(comparison: Mapping[str, Any], key: str, subject: str) -> str:
     drops = {}
     for name, variant in comparison["variants"].items():
-        found = [-v for v in values_of(variant["numbers"], "bwt_f.seen_per_event").values()]
+        found = [-v for v in values_of(variant["numbers"], key).values()]
         if found and 2 * sum(reaches(v, DROP) for v in found) > len(found):
             drops[name] = mean(found)
     if not drops:
@@ -236,10 +247,7 @@ def _drops(comparison: Mapping[str, Any]) -> str:
     others = len(drops) - 1
     also = f" (and less with {counted(others, 'other')})" if others else ""
     where = with_names([worst]) if len(comparison["variants"]) > 1 else ""
-    return (
-        f"in the first round after a phase boundary, tasks that were trained before lose {points(drops[worst])} on "
-        f"average{where}{also}"
-    )
+    return f"{subject} {points(drops[worst])} on average{where}{also}"
 
 
 def _noise(comparison: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from . import (
     ranking,
     served,
     server,
+    shifts,
     timeline,
     transfer,
 )
@@ -42,6 +43,7 @@ SECTIONS: tuple[Callable[[Runs, Mapping[str, Any]], Section], ...] = (
     served.section,
     confusion.section,
     transfer.section,
+    shifts.section,
     drift.section,
     server.section,
     timeline.section,

@@ -1,57 +1,194 @@
-"""The adaptive server's step over rounds; empty for servers without a second moment."""
+"""The server's step over rounds: sizes of the pseudo-gradient, and of the second moment against its constant."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
-from .charts import Chart, Key, figure, group, lines
-from .load import Runs
-from .parts import Section, note
-from .series import curve, over_seeds
+import plotly.graph_objects as go
 
-KINDS = {"median_sqrt_v": "sqrt(v)", "effective_step": "Effective step (rate / denominator)"}
+from .charts import SERIES, Chart, Choice, Key, figure, group, lines
+from .load import Line, Run, Runs
+from .parts import Section, note, paragraph
+from .series import Spread, curve, number, over_seeds, thinned
+
+KINDS = {
+    "median_sqrt_v": "sqrt(v)",
+    "median_abs_delta": "|Delta|",
+    "effective_step": "Effective step (rate / denominator)",
+}
+BANDS = ((0, 4), (1, 3))
+"""Which of the logged quantiles (5, 25, 50, 75, 95 %) are the edges of a band."""
+CONSTANT, BELOW = "calibration_constant", "below_constant"
+FEW, MOST = 0.05, 0.95
+"""A constant with no more than this share of the coordinates below it, or no fewer, is out of range."""
+
+
+class Band(NamedTuple):
+    """A band over the rounds, positive."""
+
+    rounds: list[int]
+    low: list[float]
+    high: list[float]
 
 
 def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
-    """Two charts on a logarithmic scale: medians over an entry's coordinates, means over the entries of the round."""
+    """Charts on a logarithmic scale: quantiles over an entry's coordinates, means over the entries of the round."""
     charts, legend = [], {}
+    several = len(runs.variants) > 1
     for metric, title in KINDS.items():
-        traces = []
+        least = _least(runs, metric)
+        curves: list[go.Scatter] = []
+        bands: list[go.Scatter] = []
         for place, (variant, members) in enumerate(runs.variants.items()):
-            curves = [curve(run.metrics.get(metric, [])) for run in members]
-            spread = over_seeds({r: v for r, v in one.items() if v > 0} for one in curves)
-            if spread.rounds:
-                # No band: mean minus deviation may be negative, which a logarithmic scale cannot show.
-                bare = spread._replace(sd=[0.0] * len(spread.sd))
-                traces += lines(bare, variant, variant, place, 1, members[0].boundaries, digits=".3g")
-                legend[variant] = Key(variant, variant, place)
-        if traces:
+            spread = _positive([curve(run.metrics.get(metric, [])) for run in members])
+            if not spread.rounds:
+                continue
+            edges = members[0].boundaries
+            curves += lines(spread, variant, variant, place, 1, edges, digits=".3g")
+            if metric == "median_sqrt_v":
+                curves += _constant(members, variant, place)
+            for low, high in BANDS:
+                pairs = [(_quantile(run, metric, low), _quantile(run, metric, high)) for run in members]
+                found = _band(pairs, least)
+                bands += _drawn(found, variant, place, edges, (1,) if several else None)
+            legend[variant] = Key(variant, variant, place)
+        if curves:
             label = title.partition(" (")[0].lower()
-            drawn = figure(traces, label, boundaries=runs.boundaries, logarithmic=True, height=240)
+            drawn = figure([*bands, *curves], label, boundaries=runs.boundaries, logarithmic=True, height=240)
             charts.append(Chart(title, drawn))
     if not charts:
         return Section("server", "Server step", "")
-    body = group(charts, [] if len(runs.variants) == 1 else list(legend.values()))
-    settings = [
-        f"{variant}: {step}"
-        for variant, members in runs.variants.items()
-        if variant in legend and (step := _settings(members[0].records.get("model", [])))
+    legend = {variant: legend[variant] for variant in runs.variants if variant in legend}
+    choices = [Choice("Show", ("medians", "medians and bands"))] if several else []
+    body = group(charts, list(legend.values()) if several else [], choices)
+    body += "".join(paragraph(said) for variant in legend if (said := _range(runs, comparison, variant)))
+    settings = [f"{variant}: {step}" for variant in legend if (step := _settings(_server(runs.variants[variant][0])))]
+    return Section("server", "Server step", body + note(" ".join([_explained(runs), "; ".join(settings)]).strip()))
+
+
+def _positive(curves: Sequence[Mapping[int, float]]) -> Spread:
+    """The mean over seeds of what a logarithmic scale can show."""
+    spread = over_seeds({r: v for r, v in one.items() if v > 0} for one in curves)
+    # No band of a deviation: mean minus deviation may be negative.
+    return spread._replace(sd=[0.0] * len(spread.sd))
+
+
+def _quantile(run: Run, metric: str, place: int) -> dict[int, float]:
+    """A quantile by round, the mean over the entries."""
+    found: list[Line] = []
+    for line in run.metrics.get(metric, []):
+        quantiles = line.get("quantiles")
+        if isinstance(quantiles, list) and len(quantiles) > place:
+            found.append({**line, "value": quantiles[place]})
+    return curve(found)
+
+
+def _least(runs: Runs, metric: str) -> float:
+    """The smallest positive quantile of a chart: where bands end that go down to 0."""
+    logged = (q for run in runs.runs for line in run.metrics.get(metric, []) for q in line.get("quantiles") or ())
+    return min((value for q in logged if (value := number(q)) is not None and value > 0), default=0.0)
+
+
+def _band(edges: Sequence[tuple[Mapping[int, float], Mapping[int, float]]], least: float) -> Band:
+    """The means over seeds of both edges, at least ``least``."""
+    low, high = (over_seeds(side) for side in zip(*edges, strict=True))
+    below = dict(zip(low.rounds, low.mean, strict=True))
+    kept = {r: v for r, v in zip(high.rounds, high.mean, strict=True) if v > 0 and r in below}
+    return Band(list(kept), [max(below[r], least) for r in kept], list(kept.values()))
+
+
+def _drawn(
+    band: Band, name: str, place: int, boundaries: Sequence[int], view: tuple[int, ...] | None
+) -> list[go.Scatter]:
+    if len(band.rounds) < 2:
+        return []
+    chosen = thinned(band.rounds, boundaries)
+    x = [band.rounds[i] for i in chosen]
+    low, high = ([float(f"{side[i]:.6g}") for i in chosen] for side in (band.low, band.high))
+    return [
+        go.Scatter(
+            x=x + x[::-1],
+            y=high + low[::-1],
+            fill="toself",
+            fillcolor=f"var(--band-{place % SERIES + 1})",
+            line={"width": 0},
+            mode="lines",
+            hoverinfo="skip",
+            legendgroup=name,
+            showlegend=False,
+            meta=None if view is None else {"view": list(view)},
+        )
     ]
-    body += note(
-        "Medians over the coordinates of an entry, means over the entries. Where sqrt(v) is far below tau (or the "
-        "calibration's constant), the server is plain momentum with another rate; where it is far above, the "
-        "constant does nothing. " + "; ".join(settings)
-    )
-    return Section("server", "Server step", body)
 
 
-def _settings(records: list[Mapping[str, Any]]) -> str:
-    server = records[0].get("server") if records else None
-    if not isinstance(server, Mapping):
+def _constant(members: Sequence[Run], variant: str, place: int) -> list[go.Scatter]:
+    """The constant as a dotted line: level, unless it follows sqrt(v)."""
+    spread = _positive([curve(run.metrics.get(CONSTANT, [])) for run in members])
+    if not spread.rounds:
+        return []
+    name = _name(_server(members[0]))
+    label = f"{variant}: {name}" if variant else name
+    return [trace.update(mode="lines") for trace in lines(spread, label, variant, place, digits=".3g", dashed="dot")]
+
+
+def _range(runs: Runs, comparison: Mapping[str, Any], variant: str) -> str:
+    """Whether the constant is in the range of sqrt(v) at the end; empty where there is none."""
+    numbers = comparison["variants"][variant]["numbers"]
+    share, constant = (number(numbers.get(key, {}).get("mean")) for key in (BELOW, CONSTANT))
+    if share is None or constant is None:
         return ""
+    if share >= MOST:
+        verdict = "out of range, too large; the server is plain momentum with another rate"
+    elif share <= FEW:
+        verdict = "out of range, too small; it does nothing"
+    else:
+        verdict = "in range"
+    name = _name(_server(runs.variants[variant][0]))
+    whose = "" if runs.single or not variant else f"{variant}: "
+    below = f"sqrt(v) is below it in {100 * share:.0f} % of the coordinates at the end"
+    return f"{whose}{name} is {constant:.3g}, and {below}: {verdict}."
+
+
+def _explained(runs: Runs) -> str:
+    said = "Lines are medians over the coordinates of an entry, means over the entries."
+    if any("quantiles" in line for run in runs.runs for kind in KINDS for line in run.metrics.get(kind, [])):
+        said += (
+            " Bands go from 25 to 75 % and from 5 to 95 % of the coordinates; where they end at 0 they are cut. Delta "
+            "is the mean of the clients' answers minus the entry."
+        )
+    if any(run.metrics.get("median_sqrt_v") for run in runs.runs):
+        said += (
+            " The dotted line is tau, or the calibration's constant. Where sqrt(v) is far below it, the server is "
+            "plain momentum with another rate; where it is far above, the constant does nothing."
+        )
+    return said
+
+
+def _server(run: Run) -> Mapping[str, Any]:
+    """What the server optimiser said of itself."""
+    records = run.records.get("model", [])
+    server = records[0].get("server") if records else None
+    return server if isinstance(server, Mapping) else {}
+
+
+def _name(server: Mapping[str, Any]) -> str:
+    """What the constant is called."""
+    calibration = server.get("calibration")
+    if not isinstance(calibration, Mapping):
+        return "tau" if number(server.get("tau")) is not None else "The constant"
+    name = next((words for key, words in _NAMES.items() if key in calibration), "The constant")
+    return f"{name} (auto)" if "auto" in calibration.values() else name
+
+
+_NAMES = {"epsilon": "epsilon", "beta": "log(2) / beta"}
+
+
+def _settings(server: Mapping[str, Any]) -> str:
+    calibration = server.get("calibration")
+    inside = {f"calibration {k}": v for k, v in calibration.items()} if isinstance(calibration, Mapping) else {}
     return ", ".join(
         f"{name} {value}"
-        for name, value in server.items()
+        for name, value in {**server, **inside}.items()
         if isinstance(value, int | float | str) and value is not False
     )

@@ -15,7 +15,7 @@ from ..data.dataset import Dataset
 class Holding:
     """The rows of one client in one round, as indices into the stream's data set (int64).
 
-    ``task`` is set only where the client knows its task. ``truth`` (task, concept, domain, phase) is for
+    ``task`` is set only where the client knows its task. ``truth`` (task, concept, cluster, domain, phase) is for
     measuring and reports; no method sees it.
     """
 
@@ -68,6 +68,8 @@ class Stream:
     task_names: tuple[str, ...] = ()
     client_names: tuple[str, ...] = ()
     """The names that clients have in the data, by number; empty where they have none."""
+    cluster_names: tuple[str, ...] = ()
+    """The names of the clusters that ``truth["cluster"]`` numbers; empty without clusters."""
 
     def holding(self, client: int, round: int) -> Holding:
         """What a client holds in a round (from 1)."""

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from .. import registry
 from ..data.dataset import Dataset
-from ..data.splits import shares
 from ..errors import ConfigError
 from ..randomness import Name, generator
+from .rounding import rounded
 
 Array = np.ndarray
 Names = tuple[Name, ...]
@@ -158,26 +158,59 @@ class Partition:
         """The split with a share of each client's rows held back for validation."""
         return OwnCells(self.split(labels, clients, names, columns), len(labels), clients, names, share)
 
-    def test_split(self, cells: Cells, train: Pool, test: Pool, clients: int, names: Names) -> Split:
+    def pool(self, data: Dataset, rows: Tensor) -> Pool:
+        """These rows of a data set as they are dealt; a kind may add groupings of its own. Raises `ConfigError`."""
+        return Pool.of(data, rows)
+
+    def test_split(
+        self, cells: Cells, train: Pool, test: Pool, clients: int, names: Names, rows: int | None = None
+    ) -> Split:
         """Deals the test rows such that each client has the mix of its own rows (training and validation).
 
-        The test rows of each group (`strata`) are shared among the clients in proportion to their own rows of it, by
-        largest remainder, equal ones at random. No row is dealt twice; nobody's are those of groups of which no client
-        holds a row.
+        The test rows of each group (`strata`) are shared among the clients in proportion to their own rows of it. No
+        row is dealt twice; nobody's are those of groups of which no client holds a row. With ``rows`` every client
+        that holds a row gets exactly so many test rows, and the rest are nobody's; raises `ConfigError` where a group
+        has too few of them. Shares are rounded up or down by lots, never by more than a row, and so that a client's
+        number of test rows is off by less than one as well (`rounded`).
         """
         rng = generator(*names, "test rows")
         own, wanted = self.strata(train), self.strata(test)
         held = [np.concatenate(cells.rows(client)) for client in range(clients)]
-        holder = np.repeat(np.arange(clients), [len(rows) for rows in held])
-        groups = own[np.concatenate(held)] if held else own[:0]
+        holder = np.repeat(np.arange(clients), [len(some) for some in held])
+        kept = own[np.concatenate(held)] if held else own[:0]
+        groups = np.union1d(kept, wanted)
+        size = (len(groups), clients)
+        places = np.ravel_multi_index((np.searchsorted(groups, kept), holder), size)
+        table = np.bincount(places, minlength=len(groups) * clients).reshape(size)
+        there = np.bincount(np.searchsorted(groups, wanted), minlength=len(groups))
+        counts = np.zeros(size, dtype=np.int64)
+        if rows is None:
+            some = table.any(axis=1)
+            counts[some] = rounded(table[some] * there[some, None], table[some].sum(axis=1), rng)
+        else:
+            some = table.any(axis=0)
+            _check_test_rows(rows, table[:, some], there)
+            counts[:, some] = rounded(table[:, some].T * rows, table[:, some].sum(axis=0), rng).T
         owner = np.full(len(wanted), -1, dtype=np.int64)
-        for group in np.unique(wanted):
-            weights = np.bincount(holder[groups == group], minlength=clients).astype(np.float64)
-            if weights.any():
-                rows = rng.permutation(np.flatnonzero(wanted == group))
-                counts = shares(weights, len(rows), np.where(weights > 0, len(rows), 0), rng)
-                owner[rows] = np.repeat(np.arange(clients), counts)
+        for group, number in zip(groups, counts, strict=True):
+            drawn = rng.permutation(np.flatnonzero(wanted == group))[: number.sum()]
+            owner[drawn] = np.repeat(np.arange(clients), number)
         return Dealt(owner, clients)
+
+
+def _check_test_rows(rows: int, table: Array, there: Array) -> None:
+    """Raises `ConfigError` where clients with these rows (``[groups, clients]``) want more of a group than there is."""
+    each = (table / table.sum(axis=0)).sum(axis=1)
+    wanted = rows * each
+    short = np.flatnonzero(wanted > there * (1 + 1e-9))
+    if len(short):
+        worst = short[np.argmax(wanted[short] - there[short])]
+        most = int(min(there[each > 0] / each[each > 0] + 1e-9))
+        raise ConfigError(
+            f"stream.test_rows: {rows} test rows for each client, with the mix of its own rows, take "
+            f"{int(np.ceil(wanted[worst] - 1e-9)):,} of one group of classes, of which there are {there[worst]:,}; "
+            + (f"{most} rows are possible" if most else "that cannot be had even with a single row")
+        )
 
 
 def make_partition(given: Partition | Mapping[str, Any] | str) -> Partition:
@@ -203,7 +236,7 @@ def deal(data: Dataset, rows: Tensor, partition: Partition, clients: int, names:
             f"partition: {type(partition).__name__} deals rows by their classes, but {data.name} has none, it learns "
             f"values; use iid, sizes, column, or dirichlet by client with group: a column"
         )
-    pool = Pool.of(data, rows)
+    pool = partition.pool(data, rows)
     return partition.cells(pool.labels, clients, names, share, pool.columns)
 
 

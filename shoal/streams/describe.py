@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .base import Holding, Stream
+from .shifts import ShiftStream
 from .tasks import TaskStream
 
 RANDOM = "random each round"
@@ -26,10 +27,12 @@ class Table:
 
 
 def describe(stream: Stream, rounds: int, clients: int = 10) -> list[Table]:
-    """The tables that fit a stream: what clients hold in each phase, tasks by round, counts of classes.
+    """The tables that fit a stream: what clients hold in each phase, tasks by round, clusters, counts of classes.
 
-    ``clients`` is how many clients are shown at most.
+    ``clients`` is how many clients are shown at most; in the table of clusters by time step, which is narrow, it is 50.
     """
+    if isinstance(stream, ShiftStream):
+        return [cluster_table(stream), step_table(stream, rounds), class_counts(stream, clients)]
     if not stream.tasks:
         return [class_counts(stream, clients)]
     tables = [task_table(stream), phase_table(stream, clients)]
@@ -138,6 +141,41 @@ def round_table(stream: Stream, rounds: int, clients: int = 10, most: int = 8) -
         for client in shown
     ]
     return Table("Tasks by round (a sample)", ("client", *(f"round {r}" for r in picked)), rows, note)
+
+
+def cluster_table(stream: ShiftStream) -> Table:
+    """Each cluster: its name, the rows that its clients take theirs from, and how many clients hold it at each step."""
+    rows: list[tuple[str, ...]] = []
+    for number, name in enumerate(stream.cluster_names):
+        sizes = [int((held == number).sum()) for held in stream.held_clusters()]
+        counts = (str(len(pool)) for pool in stream.cluster_rows(number))
+        rows.append((str(number), name, *counts, _range(sizes)))
+    columns = ("cluster", "name", "training rows", "validation rows", "test rows", "clients at a step")
+    return Table("Clusters", columns, rows)
+
+
+def step_table(stream: ShiftStream, rounds: int, clients: int = 50, most: int = 20) -> Table:
+    """The cluster of each client at each time step; with ``from ROUND`` where it changes later than others.
+
+    At most ``clients`` clients and ``most`` steps are shown, and only steps that a run of ``rounds`` rounds reaches.
+    """
+    shown, note = _shown(stream, clients)
+    notes = [note] if note else []
+    spans = _spans(stream)
+    if len(spans) > most:
+        notes.append(f"time steps not shown: {len(spans) - most}")
+    steps = range(min(len(spans), most))
+    held = stream.held_clusters()
+    rows: list[tuple[str, ...]] = []
+    for client in shown:
+        cells = []
+        for step in steps:
+            begins = stream.start(client, step)
+            late = f" from {begins}" if begins != spans[step][0] and begins <= rounds else ""
+            cells.append(f"{held[step, client]}{late}")
+        rows.append((str(client), *cells))
+    heads = (f"step {step}: {first} to {last}" for step, (first, last) in enumerate(spans[:most]))
+    return Table("Cluster of each client by time step (rounds)", ("client", *heads), rows, "; ".join(notes))
 
 
 def class_counts(stream: Stream, clients: int = 10, round: int = 1) -> Table:

@@ -8,15 +8,20 @@ from typing import Annotated, Literal
 
 import numpy as np
 import pydantic
+from torch import Tensor
 
+from ..data.dataset import Dataset
 from ..data.splits import stratified
 from ..errors import ConfigError, nearest
 from ..randomness import generator
 from .cells import Array, Cells, Dealt, Names, Partition, Pool, Split, even, held_out
+from .grouping import class_groups
 
 Alpha = Annotated[float, pydantic.Field(gt=0)]
 Prior = Literal["frequency", "ones"]
 
+_LISTED = "partition.group"
+"""The name of the column of listed groups, inside the pool alone."""
 _REDRAWS = 1000
 _NUMBERS = 2 * 10**7
 """How many random numbers all redraws may take together."""
@@ -88,8 +93,12 @@ class Dirichlet(Partition):
     Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019, section 4.
 
     ``alpha`` may be ``.inf``: every client gets the mix of the whole pool. ``rows`` gives each client exactly so many
-    rows and leaves the rest to nobody (``by: client`` only). ``group`` puts several classes into one: a number of
-    groups of consecutive classes, or the name of a column that holds the group.
+    rows and leaves the rest to nobody (``by: client`` only).
+
+    ``group`` puts several classes into one: a number of groups of consecutive classes, lists of classes (by their
+    original labels, or by number where those are names; each class in one list), or the name of a column that holds
+    the group. The mix is then one of groups, and inside a group rows are drawn at random: classes of equal size are
+    equally likely. ``alpha: 0.5, group: 10, prior: ones`` are the clients of CIFAR-100 in arXiv:2009.06557.
     """
 
     def __init__(
@@ -99,7 +108,7 @@ class Dirichlet(Partition):
         alpha: Alpha,
         minimum: Annotated[int, pydantic.Field(ge=0)] = 0,
         rows: Annotated[int, pydantic.Field(ge=1)] | None = None,
-        group: Annotated[int, pydantic.Field(ge=1)] | str | None = None,
+        group: Annotated[int, pydantic.Field(ge=1)] | str | list[list[int | str]] | None = None,
         prior: Prior = "frequency",
     ) -> None:
         _check_alpha(alpha)
@@ -120,6 +129,22 @@ class Dirichlet(Partition):
     def by_class(self) -> bool:
         """Unless a column says what the groups are."""
         return not isinstance(self.group, str)
+
+    def pool(self, data: Dataset, rows: Tensor) -> Pool:
+        """These rows, with the listed groups of their classes as a column of their own. Raises `ConfigError`."""
+        pool = super().pool(data, rows)
+        if not isinstance(self.group, list) or data.is_regression:
+            return pool
+        groups = class_groups(data, self.group, "partition.group")
+        places = {code: place for place, group in enumerate(groups) for code in group}
+        left = [name for code, name in enumerate(data.classes) if code not in places]
+        if left:
+            raise ConfigError(
+                f"partition.group: every class belongs to a group; in none of the {len(groups)} lists: "
+                f"{', '.join(left[:5])}" + (f" and {len(left) - 5} others" if len(left) > 5 else "")
+            )
+        codes = np.array([places[code] for code in range(len(data.classes))])
+        return Pool(pool.labels, {**pool.columns, _LISTED: codes[pool.labels]})
 
     def strata(self, pool: Pool) -> Array:
         """The classes, or the column of the groups."""
@@ -151,6 +176,8 @@ class Dirichlet(Partition):
         return Dealt(owner, clients)
 
     def _codes(self, labels: Array, columns: Mapping[str, Array]) -> Array:
+        if isinstance(self.group, list):
+            return np.unique(columns[_LISTED], return_inverse=True)[1].reshape(-1)
         if isinstance(self.group, str):
             if self.group not in columns:
                 known = nearest(self.group, columns) if columns else "it has none (data.columns names them)"
@@ -241,14 +268,20 @@ class Draw(Partition):
         self._check(len(labels))
         return DrawnCells(labels, self, names, share)
 
-    def test_split(self, cells: Cells, train: Pool, test: Pool, clients: int, names: Names) -> Split:
+    def test_split(
+        self, cells: Cells, train: Pool, test: Pool, clients: int, names: Names, rows: int | None = None
+    ) -> Split:
         """Every client draws test rows by its own class mix, when it is asked for them; clients may share them.
 
-        As many as its rows are of the training rows, at least one: with 500 of 50,000 rows, 100 of 10,000.
+        ``rows`` of them, or as many as its rows are of the training rows, at least one: with 500 of 50,000 rows, 100 of
+        10,000. Raises `ConfigError` for more ``rows`` than there are.
         """
+        if rows is not None and rows > len(test.labels):
+            raise ConfigError(f"stream.test_rows: a client draws {rows} test rows, but there are {len(test.labels)}")
         if not len(test.labels):
             return Dealt(test.labels, clients)
-        count = min(len(test.labels), max(1, round(self.rows * len(test.labels) / len(train.labels))))
+        share = self.rows * len(test.labels) / len(train.labels)
+        count = min(len(test.labels), max(1, round(share))) if rows is None else rows
         return Drawn(test.labels, np.arange(len(test.labels)), count, self, names, "test rows", train.labels)
 
     def _check(self, total: int) -> None:

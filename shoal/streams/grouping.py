@@ -39,7 +39,7 @@ def _inside(rows: Tensor, values: Tensor, wanted: Sequence[int]) -> Tensor:
     return rows[torch.isin(values.cpu()[rows], torch.tensor(wanted, dtype=torch.int64))]
 
 
-def _title(names: Sequence[str], members: Sequence[int]) -> str:
+def title(names: Sequence[str], members: Sequence[int]) -> str:
     """The original names; a long run of neighbours is abbreviated."""
     if len(members) > 3 and list(members) == list(range(members[0], members[0] + len(members))):
         return f"{names[members[0]]} to {names[members[-1]]}"
@@ -59,7 +59,9 @@ def by_class(data: Dataset, tasks: int, seed: int, given: Groups | None, shuffle
     if given is not None and shuffle:
         raise ConfigError("stream.shuffle_classes: with classes given there is nothing to shuffle; drop one of the two")
     if given is not None:
-        groups = _internal(data, tasks, given)
+        if len(given) != tasks:
+            raise ConfigError(f"stream.classes: needs one list of labels for each of {tasks} tasks; got {len(given)}")
+        groups = class_groups(data, given, "stream.classes")
     else:
         order = np.arange(len(data.classes))
         if shuffle:
@@ -67,7 +69,7 @@ def by_class(data: Dataset, tasks: int, seed: int, given: Groups | None, shuffle
         groups = [[int(order[i]) for i in group] for group in _cut(len(order), tasks, "classes")]
     return [
         Task(
-            _title(data.classes, group),
+            title(data.classes, group),
             _inside(data.train, data.labels, group),
             _inside(data.test, data.labels, group),
             tuple(group),
@@ -76,12 +78,10 @@ def by_class(data: Dataset, tasks: int, seed: int, given: Groups | None, shuffle
     ]
 
 
-def _internal(data: Dataset, tasks: int, given: Groups) -> list[list[int]]:
-    """Groups of original labels as internal ones."""
-    if len(given) != tasks or not all(given):
-        raise ConfigError(
-            f"stream.classes: needs one list of labels for each of {tasks} tasks, none empty; got {len(given)} lists"
-        )
+def class_groups(data: Dataset, given: Groups, where: str) -> list[list[int]]:
+    """Groups of original labels as internal ones. Raises `ConfigError`, naming the setting ``where``."""
+    if not given or not all(given):
+        raise ConfigError(f"{where}: needs lists of labels, none empty; got {[list(group) for group in given]}")
     known = {name: code for code, name in enumerate(data.classes)}
     # A source that names its classes numbers them too, and people use either.
     if not any(name.lstrip("-").isdigit() for name in data.classes):
@@ -90,14 +90,12 @@ def _internal(data: Dataset, tasks: int, given: Groups) -> list[list[int]]:
     for group in given:
         for label in group:
             if str(label) not in known:
-                raise ConfigError(
-                    f"stream.classes: the data have no label {label!r}; {nearest(str(label), data.classes)}"
-                )
+                raise ConfigError(f"{where}: the data have no label {label!r}; {nearest(str(label), data.classes)}")
         groups.append([known[str(label)] for label in group])
     flat = [code for group in groups for code in group]
     twice = sorted({data.classes[code] for code in flat if flat.count(code) > 1})
     if twice:
-        raise ConfigError(f"stream.classes: a class belongs to one task; given more than once: {', '.join(twice)}")
+        raise ConfigError(f"{where}: a class belongs to one list; given more than once: {', '.join(twice)}")
     return groups
 
 

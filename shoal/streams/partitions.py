@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Mapping
 from typing import Annotated
@@ -54,8 +55,15 @@ class ByColumn(Partition):
             )
         return Dealt(owner, clients)
 
-    def test_split(self, cells: Cells, train: Pool, test: Pool, clients: int, names: Names) -> Split:
-        """Each test row to the client that is its value."""
+    def test_split(
+        self, cells: Cells, train: Pool, test: Pool, clients: int, names: Names, rows: int | None = None
+    ) -> Split:
+        """Each test row to the client that is its value; raises `ConfigError` for a number of ``rows``."""
+        if rows is not None:
+            raise ConfigError(
+                f"stream.test_rows: with partition: column every client has its own test rows, as many as there are; "
+                f"got {rows}. Leave it out"
+            )
         return self.split(test.labels, clients, names, test.columns)
 
 
@@ -74,16 +82,22 @@ class Shards(Partition):
     """Sort and partition: rows sorted by class are cut into ``clients * per_client`` shards and dealt at random.
 
     A client so holds few classes: about ``per_client``. Rows of one class are in random order, and the sizes of
-    shards differ by at most one (with fewer rows than shards some are empty).
+    shards differ by at most one (with fewer rows than shards some are empty). A shard may hold the end of one class and
+    the beginning of the next, and a client may draw two shards of one class.
+
+    ``distinct: true`` gives every client rows of exactly ``per_client`` classes: every class is cut into shards of its
+    own, so many that the largest shard is as small as can be, and a client draws shards of different classes. Sizes
+    then follow the sizes of the classes.
 
     Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
     2017, section 3 (MNIST: 100 clients, 200 shards of 300).
     """
 
-    def __init__(self, *, per_client: Annotated[int, pydantic.Field(ge=1)] = 2) -> None:
+    def __init__(self, *, per_client: Annotated[int, pydantic.Field(ge=1)] = 2, distinct: bool = False) -> None:
         if per_client < 1:
             raise ConfigError(f"partition.per_client: needs at least one shard a client; got {per_client}")
         self.per_client = per_client
+        self.distinct = distinct
 
     @property
     def by_class(self) -> bool:
@@ -91,14 +105,70 @@ class Shards(Partition):
         return True
 
     def split(self, labels: Array, clients: int, names: Names, columns: Mapping[str, Array] | None = None) -> Split:
-        """All rows, each to one client."""
+        """All rows, each to one client; raises `ConfigError` where ``distinct`` classes cannot be had."""
         order = generator(*names, "rows").permutation(len(labels))
         order = order[np.argsort(labels[order], kind="stable")]
+        if self.distinct:
+            sizes = np.unique(labels, return_counts=True)[1]
+            cuts = self._cuts(sizes, clients)
+            rng = generator(*names, "shards")
+            holders = [rng.permutation(some) for some in self._holders(cuts, clients, rng)]
+            parts = [np.repeat(who, even(size, len(who))) for who, size in zip(holders, sizes, strict=True)]
+            owner = np.empty(len(labels), dtype=np.int64)
+            owner[order] = np.concatenate([*parts, owner[:0]])
+            return Dealt(owner, clients)
         shards = clients * self.per_client
         holder = generator(*names, "shards").permutation(shards) // self.per_client
         owner = np.empty(len(labels), dtype=np.int64)
         owner[order] = np.repeat(holder, even(len(labels), shards))
         return Dealt(owner, clients)
+
+    def _cuts(self, sizes: Array, clients: int) -> Array:
+        """Into how many shards each class is cut, int64 ``[classes]``: at least 1, and the largest shard is smallest.
+
+        A class has no more shards than clients, who hold one each, and no more than rows.
+        """
+        shards = clients * self.per_client
+        room = np.minimum(sizes, clients)
+        if not len(sizes) <= shards <= room.sum() or self.per_client > len(sizes):
+            raise ConfigError(
+                f"partition.distinct: {clients} clients with {self.per_client} different classes each are {shards} "
+                f"shards, but the {sum(sizes)} rows of {len(sizes)} classes can be cut into {len(sizes)} to "
+                f"{room.sum()}, at least one a class and at most one a client; change per_client or the number of "
+                f"clients, or use distinct: false"
+            )
+        cuts = np.ones(len(sizes), dtype=np.int64)
+        largest = [(-float(size), c) for c, size in enumerate(sizes) if room[c] > 1]
+        heapq.heapify(largest)
+        for _ in range(shards - len(sizes)):
+            c = largest[0][1]
+            cuts[c] += 1
+            following = (-sizes[c] / cuts[c], c)
+            if cuts[c] < room[c]:
+                heapq.heapreplace(largest, following)
+            else:
+                heapq.heappop(largest)
+        return cuts
+
+    def _holders(self, cuts: Array, clients: int, rng: np.random.Generator) -> list[list[int]]:
+        """Who gets the shards of each class: every client ``per_client`` of different classes, by what is left of them.
+
+        A class with as many shards left as there are clients left is taken by all of them, so that all shards go.
+        """
+        left = cuts.copy()
+        holders: list[list[int]] = [[] for _ in cuts]
+        for done, client in enumerate(rng.permutation(clients)):
+            to_come = clients - done
+            forced = np.flatnonzero(left == to_come)
+            open_ = np.flatnonzero((left > 0) & (left < to_come))
+            weights = left[open_] / max(1, left[open_].sum())
+            free = self.per_client - len(forced)
+            drawn = rng.choice(open_, free, replace=False, p=weights) if free else open_[:0]
+            for c in (*forced, *drawn):
+                holders[c].append(int(client))
+            left[forced] -= 1
+            left[drawn] -= 1
+        return holders
 
 
 class Sizes(Partition):

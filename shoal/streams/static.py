@@ -13,7 +13,7 @@ from torch import Tensor
 from ..data.dataset import Dataset
 from ..errors import ConfigError
 from .base import Holding, Stream, Target
-from .cells import IID, Array, Cells, Partition, Pool, check_client, count_clients, deal, make_partition
+from .cells import IID, Array, Cells, Partition, check_client, count_clients, deal, make_partition
 
 Clients = Annotated[int, pydantic.Field(ge=1)]
 Validation = Annotated[float, pydantic.Field(ge=0, lt=1)]
@@ -52,7 +52,8 @@ class StaticStream(Stream):
 
     ``targets: all`` measures one target, all test rows, with the validation rows of all clients. ``client`` deals the
     test rows too, such that each client has the mix of its own rows (`Partition.test_split`), and measures every client
-    on its own test and validation rows; for 10,000 clients at most. Raises `ConfigError`.
+    on its own test and validation rows; for 10,000 clients at most. ``test_rows`` gives every client exactly so many
+    test rows; without it all are dealt. Raises `ConfigError`.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class StaticStream(Stream):
         partition: Partition = IID,
         validation: Validation = 0.1,
         targets: Literal["all", "client"] = "all",
+        test_rows: Annotated[int, pydantic.Field(ge=1)] | None = None,
     ) -> None:
         self.dataset = data
         made = make_partition(partition)
@@ -74,6 +76,11 @@ class StaticStream(Stream):
         names = (seed, "stream", "partition")
         self._cells = deal(data, data.train, made, self.clients, names, validation)
         self._tests: tuple[Tensor, ...] | None = None
+        if targets == "all" and test_rows is not None:
+            raise ConfigError(
+                f"stream.test_rows: {test_rows} for each client goes with targets: client; with targets: all the model "
+                f"is measured on all test rows (data.limit_test takes fewer)"
+            )
         if targets == "all":
             self._targets: tuple[Target, ...] = (Target({}, data.test, chosen(data.train, self._cells.validation)),)
             return
@@ -82,7 +89,11 @@ class StaticStream(Stream):
                 f"stream.targets: client measures every client by itself, {MOST_TARGETS:,} at most; there are "
                 f"{self.clients:,}. Use targets: all, or fewer clients"
             )
-        split = made.test_split(self._cells, Pool.of(data, data.train), Pool.of(data, data.test), self.clients, names)
+        train, test = made.pool(data, data.train), made.pool(data, data.test)
+        if test_rows is None:  # a kind of one's own need not know of a number
+            split = made.test_split(self._cells, train, test, self.clients, names)
+        else:
+            split = made.test_split(self._cells, train, test, self.clients, names, rows=test_rows)
         self._tests = tuple(chosen(data.test, np.sort(split.rows(client))) for client in range(self.clients))
         self._targets = tuple(
             Target({"client": client}, test, chosen(data.train, self._cells.held(client)))

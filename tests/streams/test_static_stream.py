@@ -47,6 +47,7 @@ def test_from_a_configuration_with_its_defaults():
         "clients": 4,
         "validation": 0.1,
         "targets": "all",
+        "test_rows": None,
         "partition": {"kind": "iid"},
     }
     stream = build("stream", resolved, DATA, 0, 3, False)

@@ -1,0 +1,1 @@
+"""What methods without a server share: topologies, published similarities, and the round of one client."""

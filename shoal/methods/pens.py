@@ -1,0 +1,141 @@
+"""PENS: first find out which peers are often the best on the client's own rows, then mix with those.
+
+Paper: Onoszko et al., "Decentralized federated learning of deep neural networks on non-iid data" (2021), and the
+authors' code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ..bank import Entry, Key
+from ..gossip.base import KEPT, Contacts, Finetune, Gossip, Initial, LossMean, Meeting, Met, Offline, Per, Segment, some
+from ..gossip.topologies import Topology
+from ..learners.base import Learner
+from ..messages import Assignment, Client, Participant, World
+from ..randomness import Moment
+from ..requests import Served
+from ..server.base import Mean, ServerOptimizer
+
+SELECTED = f"{KEPT}selected"
+"""In ``Entry.server``: float32 ``[2, k]``, ids of peers in ascending order, and how often each was among the best."""
+
+
+class Pens(Gossip):
+    """Two phases. Selection, for ``selection_rounds`` rounds: ``drawn_peers`` neighbours are drawn uniformly, and the
+    client mixes its model with the ``best`` of them, whose models lose least on its training rows. Then gossip: it
+    mixes with ``contacts`` peers, drawn uniformly among those that were among the best more often than expected.
+
+    With c selections in all and K - 1 neighbours a peer is expected c / (K - 1) times. ``threshold``: ``expected``; one
+    less than that, as in the ``authors`` code; or ``all-clients``, c / K, as in DAC's port of it. Nobody above it: all
+    neighbours. ``reselect_every``: selection begins anew, with all counts at 0, every so many rounds (more than
+    ``selection_rounds``); without it the choice is never made again, whatever becomes of the data.
+
+    Deviations: the authors' code scores the client's own model on the peer's rows, by accuracy; here the peer's
+    model is scored on the client's rows, by loss, so that no rows are needed elsewhere. It updates clients one
+    after another within a round; here all read the models of the round's start. It trains longer in the selection
+    phase, and starts every client from a model of its own (``initial: own``), without a warm-up.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        learner: Learner,
+        mean: Mean,
+        server: ServerOptimizer,
+        *,
+        drawn_peers: Contacts = 10,
+        best: Contacts = 2,
+        selection_rounds: Contacts = 20,
+        contacts: Contacts = 20,
+        threshold: Literal["expected", "authors", "all-clients"] = "expected",
+        reselect_every: Annotated[int, Field(ge=2)] | None = None,
+        per: Per = "all",
+        initial: Initial = "same",
+        topology: Topology | None = None,
+        offline: Offline = "unreachable",
+        finetune: Finetune = "off",
+        segment: Segment = "classifier",
+        loss_mean: LossMean = "rows",
+        probes: bool = False,
+    ) -> None:
+        super().__init__(
+            world,
+            learner,
+            mean,
+            server,
+            per=per,
+            initial=initial,
+            topology=topology,
+            offline=offline,
+            finetune=finetune,
+            segment=segment,
+            loss_mean=loss_mean,
+            probes=probes,
+        )
+        if best > drawn_peers:
+            raise ValueError(f"best: at most as many as drawn_peers, {drawn_peers}; got {best}")
+        if reselect_every is not None and reselect_every <= selection_rounds:
+            raise ValueError(
+                f"reselect_every counts the rounds of both phases and must be above selection_rounds, "
+                f"{selection_rounds}; got {reselect_every}"
+            )
+        self.drawn_peers = drawn_peers
+        self.best = best
+        self.selection_rounds = selection_rounds
+        self.contacts = contacts
+        self.threshold = threshold
+        self.reselect_every = reselect_every
+
+    def drawn(
+        self, own: Entry, when: Moment, seat: Participant, eligible: np.ndarray, seats: Mapping[int, Participant]
+    ) -> dict[str, list[int]]:
+        """Peers to be scored, or contacts among those that were selected."""
+        rng = when.random("contacts/random", seat.id)
+        if self._at(when.round) < self.selection_rounds:
+            return {"random": some(rng, eligible, self.drawn_peers), "similar": []}
+        chosen = self.chosen(own, self.graph(when.round).degree(seat.id))
+        if not len(chosen):
+            return {"random": some(rng, eligible, self.contacts), "similar": []}
+        return {"random": [], "similar": some(rng, np.intersect1d(chosen, eligible), self.contacts)}
+
+    def chosen(self, own: Entry, degree: int) -> np.ndarray:
+        """The peers that were among the best more often than the threshold; ``degree`` is K - 1."""
+        ids, counts = _selected(own)
+        total = float(counts.sum())
+        expected = total / (degree + 1 if self.threshold == "all-clients" else max(1, degree))
+        chosen: np.ndarray = ids[counts > expected - (self.threshold == "authors")]
+        return chosen
+
+    def meet(self, key: Key, mine: Entry, given: Assignment, client: Client) -> Meeting:
+        """The mix with the best of those that were drawn, or with all contacts."""
+        at = self._at(client.when.round)
+        if at >= self.selection_rounds:
+            return (yield from super().meet(key, mine, given, client))
+        peers = self.peers(given, given.note["random"])
+        found = yield from self.scores([Served.of(peer) for peer in peers.values()], client.train)
+        losses = {j: score.loss if np.isfinite(score.loss) else np.inf for j, score in zip(peers, found, strict=True)}
+        best = sorted(sorted(peers, key=lambda j: (losses[j], j))[: self.best])
+        ids, counts = _selected(mine) if at else (np.zeros(0), np.zeros(0))
+        every, places = np.unique(np.append(ids, best), return_inverse=True)
+        sums = np.bincount(places, weights=np.append(counts, np.ones(len(best))), minlength=len(every))
+        table: Tensor = torch.from_numpy(np.stack([every, sums]).astype(np.float32))
+        note: dict[str, Any] = {"similar": best}
+        return Met(self.mixed(client, mine, {j: peers[j] for j in best}), {SELECTED: table}, note=note)
+
+    def _at(self, round: int) -> int:
+        """How many rounds the present selection is old."""
+        return (round - 1) % self.reselect_every if self.reselect_every else round - 1
+
+
+def _selected(entry: Entry) -> tuple[np.ndarray, np.ndarray]:
+    stored = entry.server.get(SELECTED)
+    if stored is None:
+        return np.zeros(0, np.int64), np.zeros(0)
+    return stored[0].numpy().astype(np.int64), stored[1].numpy().astype(np.float64)

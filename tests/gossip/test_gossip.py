@@ -1,0 +1,250 @@
+"""What all methods without a server share: mixing, who can be met, servers and learners of each client's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gossip_lab import Run, built, data_of, descended, flat, forward, mean, play, weights_of
+
+from shoal.bank import Bank
+from shoal.errors import ConfigError
+from shoal.messages import Participant
+from shoal.randomness import Moment
+
+KINDS = ["local", "random", "dac", "hast", "pens", "oracle"]
+CLUSTERS = {"clusters": [0, 1, 0, 1, 0]}
+EQUAL = {"sizes": [12] * 5}
+SIZES = [9, 17, 6, 13, 21]
+
+
+def settings(kind: str, **more: Any) -> dict[str, Any]:
+    """Every method, with few contacts."""
+    few = {"local": {}, "pens": {"drawn_peers": 3, "best": 1, "selection_rounds": 2, "contacts": 2}}
+    return {"kind": kind, **few.get(kind, {"contacts": 2}), **more}
+
+
+def drawn(bank: Bank, run: Run, round: int, seats: list[int]) -> dict[int, dict[str, list[int]]]:
+    given = run.setup.method.assign(bank, Moment(0, round), [Participant(c) for c in seats])
+    return {assignment.client: dict(assignment.note) for assignment in given}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_warm_up_is_local_training_alone(kind: str) -> None:
+    run = play(stream=CLUSTERS, method=settings(kind), rounds=0)
+    first = weights_of(run.vector(-1, 0))
+    for i in range(5):
+        np.testing.assert_array_equal(run.vector(-1, i), run.vector(-1, 0))
+        expected = descended(first, *data_of(run, i), 2, 0.3)
+        np.testing.assert_allclose(run.vector(0, i), flat(expected), rtol=1e-4, atol=1e-5)
+        assert run.state(0).bank[f"client/{i}"].weight == SIZES[i]
+
+
+@pytest.mark.parametrize("kind", ["random", "dac", "hast"])
+def test_with_all_peers_and_equal_rows_everyone_gets_one_model(kind: str) -> None:
+    """Of HAST the first mix: the classifier is mixed once more, with all again."""
+    warm = play(stream=EQUAL, rounds=0).states[-1]
+    run = play(stream=EQUAL, rounds=1, method={"kind": kind, "contacts": 4, "finetune": "off"}, local={"lr": 1e-30},
+               state=warm)  # fmt: skip
+    expected = np.mean([warm.bank[f"client/{i}"].vector.double().numpy() for i in range(5)], axis=0)
+    found = [run.states[-1].bank[f"client/{i}"].vector.numpy() for i in range(5)]
+    features = slice(0, 25)
+    for vector in found:
+        assert np.array_equal(vector[features], found[0][features])  # to the bit
+        np.testing.assert_allclose(vector[features], expected[features], rtol=1e-5, atol=1e-7)
+        if kind != "hast":
+            assert np.array_equal(vector, found[0])
+
+
+def test_random_rounds_are_those_of_a_loop_by_hand() -> None:
+    run = play(method=settings("random"), rounds=3)
+    models = [weights_of(run.vector(0, i)) for i in range(5)]
+    for number in (1, 2, 3):
+        given = run.assigned(number)
+        assert len({g.keys for g in given.values()}) > 1
+        mixes = [mean({k: models[k] for k in [i, *given[i].note["random"]]}, SIZES) for i in range(5)]
+        models = [descended(mixes[i], *data_of(run, i), 2, 0.3) for i in range(5)]
+        for i in range(5):
+            np.testing.assert_allclose(run.vector(number, i), flat(models[i]), rtol=3e-4, atol=3e-5)
+
+
+def test_local_clients_never_hear_of_each_other() -> None:
+    run = play(method={"kind": "local"}, rounds=2)
+    other = play(method={"kind": "local"}, rounds=2, stream={"sizes": [12, 20, 9, 16, 7]})
+    for i in range(4):
+        assert np.array_equal(run.vector(2, i), other.vector(2, i))
+    assert sum(line["value"] for line in run.all(metric="total_bytes_down")) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_and_results_do_not_depend_on_the_order_of_clients(kind: str) -> None:
+    run = play(stream=CLUSTERS, method=settings(kind), rounds=3)
+    if kind != "oracle":  # that is told the truth by the loop
+        for round in (1, 3):
+            bank = run.state(round - 1).bank
+            assert drawn(bank, run, round, [0, 1, 2, 3, 4]) == drawn(bank, run, round, [3, 0, 4, 2, 1])
+
+
+@pytest.mark.parametrize("kind", ["random", "dac", "hast", "pens"])
+def test_a_client_meets_only_neighbours_that_take_part(kind: str) -> None:
+    ring = {"topology": {"kind": "ring"}}
+    run = play(method=settings(kind, **ring), rounds=2)
+    bank = run.state(1).bank
+    for i, note in drawn(bank, run, 2, [0, 1, 3, 4]).items():
+        met = {*note["random"], *note["similar"]}
+        assert met <= ({(i + 1) % 5, (i - 1) % 5} & {0, 1, 3, 4})
+    away = play(method=settings(kind, offline="reachable", **ring), rounds=1)
+    notes = drawn(away.state(0).bank, away, 1, [0])
+    assert {*notes[0]["random"], *notes[0]["similar"]} == {1, 4}
+
+
+@pytest.mark.parametrize("kind", ["random", "dac", "hast", "pens"])
+def test_an_isolated_client_trains_alone(kind: str) -> None:
+    lone = {"topology": {"kind": "listed", "edges": [[0, 1], [1, 2], [2, 4]]}, "finetune": "off"}
+    run = play(method=settings(kind, **lone), rounds=2)
+    alone = play(method={"kind": "local"}, rounds=2)
+    assert np.array_equal(run.vector(2, 3), alone.vector(2, 3))
+    assert not np.array_equal(run.vector(2, 0), alone.vector(2, 0))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_partial_participation_stragglers_and_crashes(kind: str) -> None:
+    part = {"count": 3, "straggler_probability": 0.3, "crash_probability": 0.3}
+    run = play(stream=CLUSTERS, method=settings(kind), participation=part, rounds=6, clean=False)
+    assert run.all(record="straggler")
+    assert all("crash" in line["reason"] for line in run.all(record="failed"))
+    assert not run.all(record="rejected")
+
+
+def test_the_oracle_meets_its_cluster_and_says_that_it_saw_the_truth() -> None:
+    run = play(stream=CLUSTERS, method=settings("oracle", contacts=9), rounds=1)
+    one = play(stream=CLUSTERS, method=settings("oracle", contacts=9), rounds=1, local={"lr": 1e-30},
+               state=run.state(0))  # fmt: skip
+    for cluster in ([0, 2, 4], [1, 3]):
+        models = {i: weights_of(run.vector(0, i)) for i in cluster}
+        for i in cluster:
+            vector = one.states[-1].bank[f"client/{i}"].vector.numpy()
+            np.testing.assert_allclose(vector, flat(mean(models, SIZES)), rtol=1e-4, atol=1e-6)
+    assert any("oracle" in note for note in run.setup.notes)
+    assert not any("oracle" in note for note in built().notes)
+
+
+def test_the_oracle_needs_a_stream_that_has_the_truth() -> None:
+    with pytest.raises(ConfigError, match=r"told the true cluster or concept or domain or task .* has nothing"):
+        built(method=settings("oracle"))
+    with pytest.raises(ConfigError, match=r"told the true colour .* has \['cluster'\]"):
+        built(stream=CLUSTERS, method=settings("oracle", by="colour"))
+
+
+def test_nobody_else_is_told_the_truth() -> None:
+    run = play(stream=CLUSTERS, method=settings("dac"), rounds=0)
+    assert run.setup.method.needs_truth == ()
+    assert Participant(0).truth is None
+
+
+def test_models_start_the_same_or_each_on_its_own() -> None:
+    own = play(method=settings("random", initial="own"), rounds=0)
+    assert len({own.vector(-1, i).tobytes() for i in range(5)}) == 5
+
+
+def test_the_server_steps_from_the_own_entry_towards_the_trained_model() -> None:
+    """A server at half rate: half-way between the client's last model and the trained mix."""
+    full = play(method=settings("random"), rounds=1)
+    half = play(method={**settings("random"), "server": {"kind": "sgd", "lr": 0.5}}, rounds=1, state=full.state(0))
+    for i in range(5):
+        expected = (full.vector(0, i) + full.vector(1, i)) / 2
+        np.testing.assert_allclose(half.states[-1].bank[f"client/{i}"].vector.numpy(), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_momentum_is_each_clients_own() -> None:
+    run = play(method={**settings("random"), "server": {"kind": "momentum", "beta": 0.5}}, rounds=1)
+    warm, start = run.state(0), run.state(-1)
+    for i in range(5):
+        m = warm.bank[f"client/{i}"].server["m"].double().numpy()
+        np.testing.assert_allclose(run.vector(0, i), start.bank[f"client/{i}"].vector.numpy() + m, rtol=1e-4, atol=1e-6)
+    assert len({run.state(1).bank[f"client/{i}"].server["m"].numpy().tobytes() for i in range(5)}) == 5
+
+
+@pytest.mark.parametrize("name", ["median", "uniform"])
+def test_other_means_mix(name: str) -> None:
+    warm = play(rounds=0).states[-1]
+    method = {**settings("random", contacts=4), "mean": {"kind": name}}
+    run = play(rounds=1, method=method, local={"lr": 1e-30}, state=warm)
+    models = np.stack([warm.bank[f"client/{i}"].vector.double().numpy() for i in range(5)])
+    expected = np.median(models, axis=0) if name == "median" else models.mean(0)
+    for i in range(5):
+        vector = run.states[-1].bank[f"client/{i}"].vector.numpy()
+        np.testing.assert_allclose(vector, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_clipped_mean_bounds_the_mix_and_not_the_training() -> None:
+    method = {**settings("random", contacts=4), "mean": {"kind": "clipped", "bound": 1e-9}}
+    run = play(method=method, rounds=2)
+    alone = play(method={"kind": "local"}, rounds=2)
+    for i in range(5):
+        np.testing.assert_allclose(run.vector(2, i), alone.vector(2, i), rtol=1e-4, atol=1e-6)
+
+
+def test_means_and_learners_that_need_a_server_are_refused() -> None:
+    with pytest.raises(ConfigError, match="mean fednova divides by local steps, and peers mix models"):
+        built(method={**settings("random"), "mean": "fednova"})
+    with pytest.raises(ConfigError, match="joins numbers of all clients on a server"):
+        built(method=settings("hast"), local={"learner": {"kind": "svrg", "anchor": "global"}})
+
+
+@pytest.mark.parametrize("learner", ["scaffold", "svrg", {"kind": "proximal", "mu": 1.0}])
+def test_learners_go_with_it(learner: Any) -> None:
+    run = play(method=settings("hast"), local={"learner": learner, "lr": 0.1}, rounds=2)
+    plain = play(method=settings("hast"), local={"lr": 0.1}, rounds=2)
+    assert not np.array_equal(run.vector(2, 0), plain.vector(2, 0))
+    if learner == "scaffold":
+        assert {"control/c", "gossip/similarities"} <= set(run.state(2).bank["client/0"].extra)
+        assert {"control/client/0", "gossip/contacted/client/0"} <= set(run.state(2).clients[0])
+
+
+def test_probes_are_measured_before_the_contacts_once_mixed_and_trained() -> None:
+    run = play(method=settings("random", probes=True), rounds=1)
+    lines = [line for line in run.all(metric="probe") if line["round"] == 1 and line["client"] == 2]
+    assert [line["label"] for line in lines] == ["before", "mixed", "trained"]
+    x, y = data_of(run, 2, "test")
+    mixed = mean({k: weights_of(run.vector(0, k)) for k in [2, *run.assigned(1)[2].note["random"]]}, SIZES)
+    models = [weights_of(run.vector(0, 2)), mixed, weights_of(run.vector(1, 2))]
+    for line, model in zip(lines, models, strict=True):
+        assert line["loss"] == pytest.approx(forward(model, x, y)[0], rel=1e-3)
+    without = play(method=settings("random"), rounds=1)
+    assert not without.all(metric="probe")
+    assert np.array_equal(run.vector(1, 2), without.vector(1, 2))
+
+
+def test_a_model_per_task_is_mixed_with_those_of_the_same_task() -> None:
+    """Client i is at task (i + round) % 2: in round 1 clients 1 and 3 are at task 0, which 0, 2 and 4 have trained."""
+    method = {"kind": "random", "contacts": 4, "per": "task"}
+    stream = {"tasks": 2}
+    run = play(stream=stream, method=method, rounds=1)
+    bank = run.state(0).bank
+    assert set(bank.entries) == {f"client/{i}/task/{t}" for i in range(5) for t in range(2)}
+    frozen = play(stream=stream, method=method, rounds=1, local={"lr": 1e-30}, state=run.state(0))
+    # The warm-up had the rows and tasks of round 1, so who trained task 0 then trains it now.
+    who = {0: [1, 3], 1: [0, 2, 4]}
+    for task, clients in who.items():
+        trained = [bank[f"client/{i}/task/{task}"] for i in clients]
+        assert [entry.weight for entry in trained] == [SIZES[i] for i in clients]
+        others = [bank[f"client/{i}/task/{task}"].weight for i in range(5) if i not in clients]
+        assert not any(others)  # never trained: they count for nothing
+        expected = np.average([e.vector.double().numpy() for e in trained], axis=0, weights=[e.weight for e in trained])
+        for i in clients:
+            vector = frozen.states[-1].bank[f"client/{i}/task/{task}"].vector.numpy()
+            np.testing.assert_allclose(vector, expected, rtol=1e-4, atol=1e-6)
+    assert run.setup.method.candidates(bank, {"task": 1, "client": 2}) == [("client/2/task/1",)]
+    with pytest.raises(ConfigError, match="per: 'task' needs a stream with tasks"):
+        built(method=method)
+
+
+def test_a_round_changes_entries_and_states_of_participants_alone() -> None:
+    run = play(method=settings("hast"), participation={"count": 2}, rounds=1)
+    (record,) = [line for line in run.all(record="round") if line["round"] == 1]
+    for i in range(5):
+        same = torch.equal(run.state(0).bank[f"client/{i}"].vector, run.state(1).bank[f"client/{i}"].vector)
+        assert same == (i not in record["participants"])

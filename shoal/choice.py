@@ -139,6 +139,9 @@ def pick(cells: Sequence[Mapping[str, Any]], take: str) -> str | None:
 def conclude(path: Path) -> None:
     """Writes what a sweep found: ``sweep.json`` and, if something was to be chosen, ``best.yaml``.
 
+    With several cells of a variant the best of each variant is chosen too: ``variants`` of ``sweep.json``, and
+    ``tuned.yaml``, the configuration with these settings in its variants (without those that had none to choose from).
+
     A cell counts with the mean over its seeds. One that lacks the number for a seed is left out, and named; so is one
     with a seed in which no update was accepted, whose number is that of an untrained model. Does nothing in a folder
     that holds no sweep. Raises `ConfigError` if no cell is left.
@@ -150,13 +153,14 @@ def conclude(path: Path) -> None:
     raw = folder.config()
     best = sweep.get("best")
     choice = None if best is None else Choice(best["number"], best["take"])
+    told = {cell["cell"]: cell for cell in sweep.get("cells", [])}
     cells: dict[str, dict[str, Any]] = {}
     summary: dict[str, Any] = {}
     untrained: list[str] = []
     for single in expand(raw):
-        cell = cells.setdefault(
-            single.variant, {"cell": single.variant, "changes": raw["variants"][single.variant] or {}, "values": {}}
-        )
+        name = single.variant
+        fresh = {"cell": name, "changes": raw["variants"][name] or {}, **told.get(name, {}), "values": {}}
+        cell = cells.setdefault(name, fresh)
         found = RunFolder(path / single.place).summary()
         summary = summary or found
         idle = found.get("updates") == 0
@@ -176,7 +180,15 @@ def conclude(path: Path) -> None:
     table = list(cells.values())
     chosen = None if choice is None else pick(table, choice.take)
     left_out = [] if choice is None else [cell["cell"] for cell in table if cell["mean"] is None]
-    end = {"cells": table, "left_out": left_out, "untrained": untrained, "chosen": chosen, "finished": True}
+    each = {} if choice is None else _best_of_each(table, choice.take)
+    end = {
+        "cells": table,
+        **({"variants": each} if each else {}),
+        "left_out": left_out,
+        "untrained": untrained,
+        "chosen": chosen,
+        "finished": True,
+    }
     folder.write_json("sweep.json", {**sweep, **end})
     if choice is not None and chosen is None and set(left_out) <= set(untrained):
         raise ConfigError(
@@ -192,6 +204,41 @@ def conclude(path: Path) -> None:
     if chosen is not None:
         base = {name: value for name, value in raw.items() if name != "variants"}
         folder.write_yaml("best.yaml", overridden(base, raw["variants"][chosen] or {}))
+        tuned = {variant: _folded(cells[best["chosen"]]["changes"]) for variant, best in each.items() if best["chosen"]}
+        if tuned:
+            folder.write_yaml("tuned.yaml", {**base, "variants": tuned})
+
+
+def _best_of_each(cells: Sequence[Mapping[str, Any]], take: str) -> dict[str, dict[str, Any]]:
+    """The best cell of each variant, and how many it was chosen from; empty unless a variant has several cells."""
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for cell in cells:
+        if "variant" in cell:
+            groups.setdefault(cell["variant"], []).append(cell)
+    if all(len(group) < 2 for group in groups.values()):
+        return {}
+    found = {}
+    for variant, group in groups.items():
+        best = next((cell for cell in group if cell["cell"] == pick(group, take)), {})
+        numbers = {name: best.get(name) for name in ("settings", "mean", "sd", "n")}
+        found[variant] = {"chosen": best.get("cell"), **numbers, "cells": len(group)}
+    return found
+
+
+def _folded(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Changes of a variant, with ``method.server.lr`` put inside an earlier ``method.server: {...}``."""
+    found: dict[str, Any] = {}
+    for key, value in changes.items():
+        names = key.split(".")
+        inside = next(
+            (i for i in range(len(names) - 1, 0, -1) if isinstance(found.get(".".join(names[:i])), Mapping)), None
+        )
+        if inside is None:
+            found[key] = value
+        else:
+            outer = ".".join(names[:inside])
+            found[outer] = overridden(found[outer], {".".join(names[inside:]): value})
+    return found
 
 
 def written(value: Any) -> str:

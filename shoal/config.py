@@ -37,6 +37,7 @@ class Local(_Strict):
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(0.05, gt=0, allow_inf_nan=False)
+    lr_schedule: Part | None = None
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
     undecayed: list[str] = []
@@ -79,7 +80,9 @@ class Participation(_Strict):
     ``probabilities`` every client is equally likely; they are a list with one number per client, or ``rows`` (in
     proportion to the training rows of round 1). ``replacement`` defaults to true exactly when there are
     probabilities, which makes the plain mean of the updates unbiased. A straggler trains and its update is lost;
-    a crash raises half-way. ``minimum`` is the quorum: a round with fewer accepted updates changes nothing.
+    a crash raises half-way. With ``partial_probability`` a client takes a share of its local steps only, drawn evenly
+    from ``partial_least`` to 1, and its update counts. ``minimum`` is the quorum: a round with fewer accepted updates
+    changes nothing.
     """
 
     fraction: float = Field(1.0, gt=0, le=1)
@@ -88,6 +91,8 @@ class Participation(_Strict):
     replacement: bool | None = None
     straggler_probability: Probability = 0.0
     crash_probability: Probability = 0.0
+    partial_probability: Probability = 0.0
+    partial_least: Probability = 0.0
     minimum: int = Field(1, ge=1)
 
     @pydantic.model_validator(mode="after")
@@ -100,8 +105,9 @@ class Participation(_Strict):
 class Evaluation(_Strict):
     """When and what is measured: after every ``every``-th round and the last five; 0 measures no accuracy at all.
 
-    Rounds that BWT_f needs are measured whatever ``every`` says (unless it is 0). ``metrics`` are measured on every
-    target beside its accuracy and loss, see `shoal.metrics.functions`.
+    Phase boundaries and the rounds after them are measured whatever ``every`` says (unless it is 0). ``metrics`` are
+    measured on every target beside its accuracy and loss, see `shoal.metrics.functions`. ``similarity_rounds`` are the
+    rounds whose matrix of similarities is kept; ``null`` chooses up to twelve around the boundaries.
     """
 
     every: int = Field(1, ge=0)
@@ -118,7 +124,11 @@ class Evaluation(_Strict):
         "server",
         "confusion",
         "validation",
+        "shift",
+        "contacts",
+        "similarity",
     ]
+    similarity_rounds: list[Annotated[int, Field(ge=1)]] | None = Field(None, max_length=50)
 
 
 class Execution(_Strict):
@@ -162,3 +172,4 @@ class Config(_Strict):
     track: Part | None = None
     variants: dict[str, dict[str, Any]] = {}
     seeds: list[int] = []
+    grid: dict[str, Any] = {}

@@ -13,6 +13,7 @@ from .bank import Bank, Key, State, Value
 from .engine.base import Engine
 from .messages import Assignment, Client, Failure, Job, Outcome, Participant, Update
 from .metrics.base import Line, Seen
+from .metrics.rounds import due
 from .participation import Selected
 from .randomness import Moment
 from .records import changed
@@ -89,6 +90,7 @@ class Experiment:
                 "classes": list(stream.dataset.classes),
                 "learns": "values" if stream.dataset.is_regression else "classes",
                 "client_names": list(stream.client_names),
+                **({"cluster_names": list(stream.cluster_names)} if stream.cluster_names else {}),
                 "notes": self.setup.notes,
                 **self._held(),
             },
@@ -154,7 +156,7 @@ class Experiment:
         for s in selected:
             held = self.setup.stream.holding(s.client, number)
             if len(held.train):
-                seats = [Participant(s.client, held.task, s.times)]
+                seats = [self._seat(s, held)]
                 given = self._assigned(self.setup.method.assign(state.bank, when, seats), state.bank, seats)
                 jobs = [
                     self._job(a, when, state.clients, {s.client: held}, {s.client: Selected(s.client)}) for a in given
@@ -172,6 +174,11 @@ class Experiment:
 
     # ---- assign, train, merge -------------------------------------------------------------------------------
 
+    def _seat(self, s: Selected, held: Holding) -> Participant:
+        """A participant as the method sees it."""
+        told = [held.truth[label] for label in self.setup.method.needs_truth if label in held.truth]
+        return Participant(s.client, held.task, s.times, told[0] if told else None)
+
     def _exchange(
         self,
         when: Moment,
@@ -181,10 +188,11 @@ class Experiment:
         now: _Round,
     ) -> Bank:
         method = self.setup.method
-        seats = [Participant(s.client, now.holdings[s.client].task, s.times) for s in present]
+        seats = [self._seat(s, now.holdings[s.client]) for s in present]
         assignments = self._assigned(method.assign(bank, when, seats), bank, seats)
         fates = {s.client: s for s in present}
-        jobs = [self._job(given, when, clients, now.holdings, fates) for given in assignments]
+        probed = self._probed(when.round)
+        jobs = [self._job(given, when, clients, now.holdings, fates, probed) for given in assignments]
         outcomes = self.engine.run(method.train, jobs)
         accepted = []
         screen = Screen(method.births)
@@ -222,6 +230,8 @@ class Experiment:
             for key, part in update.parts.items():
                 if part.vector is not None:  # a first exchange may only ask for numbers
                     now.trained.setdefault(key, set()).add(update.client)
+        for line in method.records(bank, merged, accepted, when):
+            now.note(**line)
         return merged
 
     @staticmethod
@@ -249,10 +259,18 @@ class Experiment:
         clients: Mapping[int, Mapping[str, Value]],
         holdings: Mapping[int, Holding],
         fates: Mapping[int, Selected],
+        probed: bool = False,
     ) -> Job:
         held = holdings[given.client]
-        client = Client(given.client, when, held.train, held.validation, clients.get(given.client, {}), held.task)
-        return Job(given, client, held.test, fates[given.client].crash)
+        fate, state = fates[given.client], clients.get(given.client, {})
+        client = Client(given.client, when, held.train, held.validation, state, held.task, fate.work)
+        test = held.test if probed else held.test[:0]  # measuring nothing costs next to nothing
+        return Job(given, client, test, fate.crash)
+
+    def _probed(self, number: int) -> bool:
+        """Whether what programs ask to have measured in this round is measured."""
+        config = self.setup.config
+        return due(number, config.evaluate.every, config.rounds, self.setup.stream.boundaries)
 
     @staticmethod
     def _answer(job: Job, outcome: Outcome, fate: Selected, screen: Screen, now: _Round) -> Update | None:
@@ -305,6 +323,7 @@ class Experiment:
         if held:
             now.lines[-1]["held"] = held
         now.lines[-1].update({name: len(clients) for name, clients in now.counts.items()})
+        now.lines[-1]["partial"] = sum(s.work < 1 for s in present)
 
     # ---- measure --------------------------------------------------------------------------------------------
 

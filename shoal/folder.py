@@ -31,6 +31,7 @@ FILES = (
     "comparison.json",
     "sweep.json",
     "best.yaml",
+    "tuned.yaml",
     "model.safetensors",
     "report.html",
     "clients.csv",
@@ -39,6 +40,13 @@ FOLDERS = ("checkpoint", "arrays", "tensorboard")
 LOCK = ".lock"
 METRICS = "metrics.jsonl"
 PACKAGES = ("shoal", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
+
+
+class _Plain(yaml.SafeDumper):
+    """Writes out what a configuration refers to twice (``*schedule``), so that every place can be copied alone."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def dump(value: Any) -> str:
@@ -190,7 +198,7 @@ class RunFolder:
 
     def write_yaml(self, name: str, value: Mapping[str, Any]) -> None:
         """Writes a YAML file atomically."""
-        text = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=100)
+        text = yaml.dump(dict(value), Dumper=_Plain, sort_keys=False, allow_unicode=True, width=100)
         write_atomically(self.path / name, text.encode())
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:

@@ -12,12 +12,12 @@ from typing import Any
 
 import yaml
 
-from .errors import ConfigError
+from .errors import ConfigError, nearest
 from .loading import parse_value
 
 LONGEST = 80
 """The longest name of a cell; longer ones are cut, and end in a hash."""
-_NOT_SWEPT = ("name", "seed", "seeds", "variants")
+_NOT_SWEPT = ("name", "seed", "seeds", "variants", "grid")
 _PLAIN = re.compile(r"[A-Za-z0-9._+-]+")
 
 
@@ -39,10 +39,6 @@ class Grid:
             if doubled:
                 raise ConfigError(f"{key}: {', '.join(doubled)} listed more than once; every value is one cell")
 
-    def ordered(self, keys: Sequence[str]) -> Grid:
-        """The same grid with its settings in this order, if they are the same settings."""
-        return Grid({key: self.values[key] for key in keys}) if set(keys) == set(self.values) else self
-
     def cells(self) -> dict[str, dict[str, Any]]:
         """The changes of each cell by its name; one cell without a name and without changes for an empty grid."""
         if not self.values:
@@ -60,6 +56,39 @@ class Grid:
             taken.add(name.lower())
             found[name] = changes
         return found
+
+
+def grids_of(given: Any, variants: Sequence[str]) -> dict[str, Grid]:
+    """The grid of each variant: settings with lists of values, and under a variant's name those that are its own.
+
+    A variant's own list takes the place of the list for all. Raises `ConfigError`.
+    """
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"grid: a mapping of settings to lists of values, such as {{local.lr: [0.1, 1]}}; got {given!r}"
+        )
+    common = {key: value for key, value in given.items() if not isinstance(value, Mapping)}
+    own = {key: value for key, value in given.items() if isinstance(value, Mapping)}
+    unknown = [str(key) for key in own if key not in variants]
+    if unknown:
+        known = nearest(unknown[0], variants) if any(variants) else "the configuration has no variants"
+        raise ConfigError(f"grid.{unknown[0]}: settings with lists of values belong to a variant; {known}")
+    found = {}
+    for variant in variants:
+        values = {**common, **own.get(variant, {})}
+        for key, listed in values.items():
+            if not isinstance(listed, list | tuple):
+                where = f"grid.{variant}.{key}" if key in own.get(variant, {}) else f"grid.{key}"
+                raise ConfigError(f"{where}: needs a list of values to try; got {listed!r}")
+        found[variant] = Grid({str(key): tuple(listed) for key, listed in values.items()})
+    return found
+
+
+def ordered(given: Any, before: Any) -> Any:
+    """A grid with its settings in the order of an earlier one, if they are the same: it is also that of names."""
+    if not isinstance(given, Mapping) or not isinstance(before, Mapping) or set(given) != set(before):
+        return given
+    return {key: ordered(given[key], before[key]) for key in before}
 
 
 def _short(keys: Sequence[str]) -> dict[str, str]:

@@ -182,16 +182,18 @@ def expand(raw: Mapping[str, Any]) -> list[Single]:
     taken = [name for name in variants if name in RESERVED or name.endswith((".yaml", ".json", ".jsonl", ".html"))]
     if taken:
         raise ConfigError(f"variants: {taken} are names of a run's own files; choose others")
-    plain = {name: value for name, value in raw.items() if name not in ("variants", "seeds")}
+    plain = {name: value for name, value in raw.items() if name not in ("variants", "seeds", "grid")}
     runs = []
     for name, changes in variants.items():
         for seed in seeds:
             own = copy.deepcopy(plain)
             for key, value in (changes or {}).items():
                 own = overridden(own, {key: _laid_over(own, key, value)})
-            inside = sorted({"variants", "seeds", "seed"} & set(changes or {}))
+            inside = sorted({"variants", "seeds", "seed", "grid"} & set(changes or {}))
             if inside:
-                raise ConfigError(f"variants.{name}: {inside} cannot vary by variant; list seeds beside variants")
+                raise ConfigError(
+                    f"variants.{name}: {inside} cannot vary by variant; seeds and a grid stand beside variants"
+                )
             own["seed"] = seed
             runs.append(Single(str(name), seed, own))
     return runs

@@ -40,6 +40,8 @@ class Participant:
     task: int | None = None
     """The client's current task, only if the stream says that clients know it; never its concept or domain."""
     times: int = 1
+    truth: int | str | None = None
+    """The true label of its rows, only for a method that says so (`Method.needs_truth`): an oracle."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,10 @@ class Client:
     validation: Tensor
     state: Mapping[str, Value] = field(default_factory=dict)
     task: int | None = None
+    work: float = 1.0
+    """The share of the local steps that it takes in this round, above 0; see ``participation.partial_probability``."""
+    schedule: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    """Where ``local.lr_schedule`` finds its numbers: the extra of the entry being trained; set by the learner."""
     used: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def random(self, purpose: str) -> np.random.Generator:

@@ -15,12 +15,16 @@ from .randomness import Moment
 
 @dataclass(frozen=True)
 class Selected:
-    """A client that takes part, drawn ``times`` times; as a straggler its update is lost, as a crash it raises."""
+    """A client that takes part, drawn ``times`` times; as a straggler its update is lost, as a crash it raises.
+
+    ``work`` is the share of its local steps that it takes.
+    """
 
     client: int
     times: int = 1
     straggler: bool = False
     crash: bool = False
+    work: float = 1.0
 
 
 def count_of(settings: Participation, clients: int) -> int:
@@ -31,11 +35,12 @@ def count_of(settings: Participation, clients: int) -> int:
 
 
 class Selection:
-    """Draws the participants of each round. ``rows`` gives a client's training rows in round 1."""
+    """Draws the participants of each round. ``rows`` gives how many training rows a client has in round 1."""
 
     def __init__(self, settings: Participation, clients: int, rows: Callable[[int], int]) -> None:
         self.settings = settings
         self.clients = clients
+        self.rows = rows
         self.count = count_of(settings, clients)
         self.probabilities = self._probabilities(rows)
         replacement = settings.replacement
@@ -79,8 +84,17 @@ class Selection:
 
     def _fate(self, when: Moment, client: int, times: int) -> Selected:
         late, broken = self.settings.straggler_probability, self.settings.crash_probability
+        work = self._work(when, client)
         if not late and not broken:
-            return Selected(client, times)
+            return Selected(client, times, work=work)
         rng = when.random("fate", client)
         a, b = rng.random(2)
-        return Selected(client, times, straggler=bool(a < late), crash=bool(b < broken))
+        return Selected(client, times, straggler=bool(a < late), crash=bool(b < broken), work=work)
+
+    def _work(self, when: Moment, client: int) -> float:
+        if not self.settings.partial_probability:
+            return 1.0
+        # Apart from the other fates, so that partial work changes nobody else's.
+        a, b = when.random("partial work", client).random(2)
+        least = self.settings.partial_least
+        return float(least + (1 - least) * b) if a < self.settings.partial_probability else 1.0

@@ -161,7 +161,10 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Probe:
-    """Have a model measured on the client's test rows and logged under ``label``; answers ``None``."""
+    """Have a model measured on the client's test rows and logged under ``label``; answers ``None``.
+
+    It is measured in the rounds in which accuracies are (`shoal.metrics.rounds.due`); in others the program goes on.
+    """
 
     label: str
     model: Served

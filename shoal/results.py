@@ -61,7 +61,8 @@ class Sweep(Result):
 
     @cached_property
     def sweep(self) -> dict[str, Any]:
-        """``sweep.json``: ``grid``, ``seeds``, ``best``, ``cells``, ``left_out``, ``untrained`` and ``chosen``."""
+        """``sweep.json``: ``grid``, ``seeds``, ``best``, ``cells``, ``left_out``, ``untrained`` and ``chosen``; with
+        several cells of a variant ``variants``, the best of each."""
         return RunFolder(self.folder).sweep()
 
     @property
@@ -74,6 +75,23 @@ class Sweep(Result):
     def best(self) -> Path | None:
         """``best.yaml``, the chosen cell as a configuration that can be run."""
         return None if self.chosen is None else self.folder / "best.yaml"
+
+    @property
+    def tuned(self) -> Path | None:
+        """``tuned.yaml``, every variant with the settings that were best for it; ``None`` without such a choice."""
+        path = self.folder / "tuned.yaml"
+        return path if self.sweep.get("variants") and path.exists() else None
+
+    def by_variant(self) -> pd.DataFrame:
+        """One row per variant: its best cell, that cell's ``settings``, of the number that was chosen by ``mean``,
+        ``sd`` and ``n``, the ``cells`` that it was chosen from, and its final accuracy ``acc`` on the test rows
+        (``acc_sd``). Without rows where no variant had several cells, or nothing was to be chosen."""
+        names = ("variant", "chosen", "settings", "mean", "sd", "n", "cells", "acc", "acc_sd")
+        rows = []
+        for variant, best in self.sweep.get("variants", {}).items():
+            tested = self.summary["variants"].get(best["chosen"], {}).get("numbers", {}).get("acc") or {}
+            rows.append({"variant": variant, **best, "acc": tested.get("mean"), "acc_sd": tested.get("sd")})
+        return pd.DataFrame(rows, columns=list(names))
 
     def table(self) -> pd.DataFrame:
         """One row per cell: its name, its settings, and of the number that was chosen by ``mean``, ``sd``, ``n``."""

@@ -57,7 +57,7 @@ def going_on(folder: Path) -> Iterator[None]:
 
 def dumped(config: Config) -> dict[str, Any]:
     """A resolved configuration of one run as it is written to ``config.yaml``."""
-    return config.model_dump(mode="json", exclude={"variants", "seeds"})
+    return config.model_dump(mode="json", exclude={"variants", "seeds", "grid"})
 
 
 def start_run(

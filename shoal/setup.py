@@ -15,6 +15,7 @@ from .engine import chosen
 from .engine.augment import augmentation
 from .engine.base import find_device
 from .errors import ConfigError
+from .learners.base import Learner
 from .loading import merged
 from .losses import check_arguments
 from .losses.trial import try_loss
@@ -29,6 +30,8 @@ from .streams.base import Stream
 
 HOOKS = ("start", "assign", "train", "candidates")
 """What every method must say for itself."""
+LOOKED_AT = 200
+"""Of so many clients the validation rows are looked at."""
 METHOD_PARTS = ("mean", "server")
 """Parts that are written inside ``method`` and passed to every method."""
 
@@ -63,6 +66,9 @@ def resolve_config(raw: Mapping[str, Any]) -> Config:
     except TypeError as error:
         raise ConfigError(f"a configuration is a mapping of names to settings: {error}") from None
     learner = registry.resolve("learner", config.local.learner, "local.learner", default="plain")
+    schedule = config.local.lr_schedule
+    if schedule is not None:
+        schedule = registry.resolve("schedule", schedule, "local.lr_schedule")
     for name in config.local.augment:
         augmentation(name)
     check_arguments(config.local.loss, config.local.loss_args)
@@ -77,7 +83,7 @@ def resolve_config(raw: Mapping[str, Any]) -> Config:
             "stream": registry.resolve("stream", config.stream),
             "model": resolve_model({"kind": "mlp", **config.model}),
             "method": _resolve_method(config.method),
-            "local": config.local.model_copy(update={"learner": learner}),
+            "local": config.local.model_copy(update={"learner": learner, "lr_schedule": schedule}),
             "track": None if config.track is None else registry.resolve("tracker", config.track, "track"),
         }
     )
@@ -107,9 +113,26 @@ class Setup:
 
     @property
     def notes(self) -> list[str]:
-        """Remarks for the user, of the data, the models and the stream, each once."""
+        """Remarks for the user, of the data, the models, the stream and the learner, each once."""
         models = [note for model in self.world.models.values() for note in model.notes]
-        return list(dict.fromkeys([*self.dataset.notes, *models, *self.stream.notes()]))
+        learner = _unvalidated(self.stream, self.method.learner)
+        oracle = _oracle(self.config.method["kind"], self.method)
+        return list(dict.fromkeys([*self.dataset.notes, *models, *self.stream.notes(), *learner, *oracle]))
+
+
+def _unvalidated(stream: Stream, learner: Learner) -> list[str]:
+    """What becomes of clients without validation rows where the learner looks at them; of the first clients alone."""
+    if not (learner.reads_validation or learner.reads_reported):
+        return []
+    seen = min(stream.clients, LOOKED_AT)
+    held = [stream.holding(client, 1) for client in range(seen)]
+    without = sum(len(h.train) > 0 and not len(h.validation) for h in held)
+    if not without:
+        return []
+    whose = f"of {seen} clients" if seen == stream.clients else f"of the first {seen} clients"
+    effects = ["they never stop early"] if learner.reads_validation else []
+    effects += ["local.lr_schedule hears nothing from them"] if learner.reads_reported else []
+    return [f"{without} {whose} hold no validation rows in round 1: {', and '.join(effects)} (see stream.validation)"]
 
 
 def build_stream(config: Config, dataset: Dataset) -> Stream:
@@ -121,13 +144,16 @@ def build_stream(config: Config, dataset: Dataset) -> Stream:
     return stream
 
 
-def build_method(config: Config, world: World) -> Method:
-    """The method of a resolved configuration, with its learner, mean and server optimiser."""
+def build_method(config: Config, world: World, selection: Selection | None = None) -> Method:
+    """The method of a resolved configuration, with its learner, mean and server optimiser.
+
+    ``selection`` is how clients are drawn; it may be left out where nothing will be merged.
+    """
     learner = registry.build("learner", config.local.learner, world, config.local)
     parts = []
     for part in METHOD_PARTS:
         settings = config.method[part]
-        offered = registry.accepted(part, settings["kind"], world=world, local=config.local)
+        offered = registry.accepted(part, settings["kind"], world=world, local=config.local, selection=selection)
         parts.append(registry.build(part, settings, **offered))
     own = {name: value for name, value in config.method.items() if name not in METHOD_PARTS}
     method: Method = registry.build("method", own, world, learner, *parts)
@@ -149,6 +175,29 @@ def _check_method(method: Any, kind: str) -> None:
             f"local.learner: {type(method.learner).__name__} with these settings joins numbers of all clients on a "
             f"server, and method {kind} has none; use another learner (svrg: anchor local), or a method with a server"
         )
+    if method.serverless and method.mean.needs_server:
+        raise ConfigError(
+            f"method.mean: {type(method.mean).__name__} weighs by how a server draws the clients, and method {kind} "
+            f"has none; use mean: weighted or uniform"
+        )
+
+
+def _check_truth(method: Method, stream: Stream, kind: str) -> None:
+    """Raises `ConfigError` for a method that is told the truth, on a stream that has none of what it asks for."""
+    if method.needs_truth:
+        truth = stream.holding(0, 1).truth
+        if not set(method.needs_truth) & set(truth):
+            raise ConfigError(
+                f"method.kind: {kind} is told the true {' or '.join(method.needs_truth)} of each client's rows, and "
+                f"this stream's truth has {sorted(truth) or 'nothing'}; use a stream that has one, or another method"
+            )
+
+
+def _oracle(kind: str, method: Method) -> list[str]:
+    """What must be said of a method that sees what no client can know."""
+    if not method.needs_truth:
+        return []
+    return [f"method {kind} is an oracle: it is told the truth about the clients' rows, which no real client knows"]
 
 
 def _check_metrics(metrics: Sequence[str], measures: Mapping[str, Measure], dataset: Dataset) -> None:
@@ -190,9 +239,10 @@ def assemble(config: Config, dataset: Dataset | None = None) -> Setup:
                 f"local.undecayed: no parameter is called {sorted(unknown)}; the model has {list(model.space.names)}"
             )
     try_loss(config.local.loss, config.local.loss_args, stream.dataset, models["main"])
-    method = build_method(config, world)
+    selection = Selection(config.participation, stream.clients, lambda c: len(stream.holding(c, 1).train))
+    method = build_method(config, world, selection)
     context = Context(world, stream, method, config.evaluate)
     measures = {name: registry.build("measure", {"kind": name}, context) for name in config.evaluate.measures}
     _check_metrics(config.evaluate.metrics, measures, stream.dataset)
-    selection = Selection(config.participation, stream.clients, lambda c: len(stream.holding(c, 1).train))
+    _check_truth(method, stream, str(config.method["kind"]))
     return Setup(config, dataset, stream, world, method, measures, selection)

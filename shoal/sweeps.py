@@ -11,7 +11,7 @@ from .config import Config, Evaluation
 from .data.dataset import Dataset
 from .errors import ConfigError, RunError
 from .folder import RunFolder
-from .grid import Grid
+from .grid import grids_of, ordered
 from .loading import Single, Source, expand, leaves, load, overridden
 from .many import Data, checked, clear_runs, for_data, play_many
 from .progress import Quiet
@@ -35,7 +35,10 @@ def sweep(
     """Runs a configuration with every combination of some settings, and chooses the best.
 
     ``grid`` maps dotted settings to lists of values; a value that is no list, or in ``overrides``, is the same for
-    all. If the configuration has ``variants``, each of them is run with every combination. ``seeds`` is a number of
+    all. If the configuration has ``variants``, each of them is run with every combination; settings under the name of a
+    variant, ``{"adam": {"method.server.lr": [0.01, 0.1]}}``, are its own. Without a list the configuration's ``grid``
+    is taken. With several cells of a variant its best one is chosen too, and ``tuned.yaml`` has each variant with the
+    settings that were best for it. ``seeds`` is a number of
     seeds, counted from 0, or a list. ``best`` is a number of ``summary.json``: ``validation_accuracy`` (the
     largest), ``validation_loss`` (the smallest), or another one with its better end, ``min:client_drift``; numbers
     of test rows are refused. The best cell is written as ``best.yaml``, all of them as ``sweep.json``.
@@ -45,9 +48,11 @@ def sweep(
 
     Raises `ShoalError`, for anything that is wrong with any cell before the first one runs.
     """
-    several = {key: tuple(values) for key, values in grid.items() if isinstance(values, list | tuple)}
-    single = {key: value for key, value in grid.items() if key not in several}
-    raw = for_data(overridden(load(source), {**(overrides or {}), **single}), data)
+    raw = load(source)
+    given, single = _given(raw, grid)
+    raw = for_data(overridden(raw, {**(overrides or {}), **single}), data)
+    given = given or raw.get("grid") or {}
+    raw.pop("grid", None)
     if seeds is not None:
         raw["seeds"] = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
         if not raw["seeds"]:
@@ -57,19 +62,19 @@ def sweep(
         raw = _measuring(raw)
     path = Path(out) if out is not None else Path("runs") / f"{raw.get('name', 'run')}-sweep"
     folder = RunFolder(path)
-    lattice = Grid(several)
     if not force:
-        lattice = lattice.ordered(list(folder.sweep().get("grid", {})))
-    raw["variants"] = _cells(raw, lattice)
+        given = ordered(given, folder.sweep().get("grid", {}))
+    cells = _cells(raw, given)
+    raw["variants"] = {cell["cell"]: cell["changes"] for cell in cells}
     found, store = checked(raw), Data(data)
     if best is not None:
         parse_choice(best, dict.fromkeys(kind for _, config in found for kind in config.evaluate.measures))
     _assembled(found, path, store, choice, force)
     begun = {
-        "grid": {key: list(values) for key, values in lattice.values.items()},
+        "grid": given,
         "seeds": sorted({one.seed for one, _ in found}, key=[one.seed for one, _ in found].index),
         "best": None if choice is None else {"number": choice.number, "take": choice.take},
-        "cells": [{"cell": name, "changes": changes} for name, changes in raw["variants"].items()],
+        "cells": cells,
         "chosen": None,
         "finished": False,
     }
@@ -95,16 +100,37 @@ def _measuring(raw: dict[str, Any]) -> dict[str, Any]:
     return overridden(raw, {"evaluate.measures": [*measures, VALIDATION]})
 
 
-def _cells(raw: Mapping[str, Any], grid: Grid) -> dict[str, dict[str, Any]]:
-    """The changes of every cell, by name: each variant of the configuration with each combination of the grid."""
-    variants = raw.get("variants") or {"": {}}
-    if not isinstance(variants, Mapping):
-        expand(raw)  # raises
-    found = {
-        ",".join(part for part in (str(variant), cell) if part): {**(changes or {}), **more}
-        for variant, changes in variants.items()
-        for cell, more in grid.cells().items()
+def _given(raw: Mapping[str, Any], grid: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is swept over, for all variants or by variant, and what is the same for all."""
+    variants = raw.get("variants") or {}
+    swept = {
+        key: value
+        for key, value in grid.items()
+        if isinstance(value, list | tuple) or (isinstance(value, Mapping) and key in variants)
     }
+    return swept, {key: value for key, value in grid.items() if key not in swept}
+
+
+def _cells(raw: Mapping[str, Any], given: Any) -> list[dict[str, Any]]:
+    """Every cell with its name and changes: each variant of the configuration with each combination of its grid.
+
+    With variants ``settings`` are the changes that come from the grid.
+    """
+    variants = raw.get("variants") or {"": {}}
+    expand(raw)  # raises for what are no variants
+    grids = grids_of(given, list(variants))
+    found: list[dict[str, Any]] = []
+    for variant, changes in variants.items():
+        for cell, more in grids[variant].cells().items():
+            made = {
+                "cell": ",".join(part for part in (variant, cell) if part),
+                "changes": {**(changes or {}), **more},
+            }
+            found.append({**made, "variant": variant, "settings": more} if variant else made)
+    told = [str(cell["cell"]) for cell in found]
+    doubled = sorted({name for name in told if told.count(name) > 1})
+    if doubled:
+        raise ConfigError(f"variants: {', '.join(doubled)} would name two cells of the sweep; choose other names")
     if len(found) < 2:
         raise ConfigError(
             "nothing to sweep over: give a setting several values, such as local.lr=0.1,0.2 (several seeds alone are "
@@ -169,6 +195,6 @@ def _extend(folder: RunFolder, raw: dict[str, Any], found: Sequence[tuple[Single
                 f"{path} holds a sweep of another configuration: {', '.join(changed[:5])}. Choose another --out, or "
                 f"--force to replace it"
             )
-    for name in ("comparison.json", "report.html", "best.yaml"):
+    for name in ("comparison.json", "report.html", "best.yaml", "tuned.yaml"):
         (path / name).unlink(missing_ok=True)
     folder.write_yaml("config.yaml", raw)

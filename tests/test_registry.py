@@ -73,7 +73,7 @@ def test_defaults_are_written_out_and_lists_come_back_as_tuples() -> None:
 
 def test_nested_parts_are_resolved_and_built() -> None:
     settings = resolved(calibration={"kind": "softplus", "beta": "1e2"})
-    assert settings["calibration"] == {"kind": "softplus", "beta": 100.0}
+    assert settings["calibration"] == {"kind": "softplus", "beta": 100.0, "quantile": 0.5, "window": 10}
     built = registry.build("server", settings, world=None)
     assert built.calibration.beta == 100.0
     assert resolved(calibration="p")["calibration"]["kind"] == "p"

@@ -11,7 +11,8 @@ from .. import registry
 class Example(NamedTuple):
     """Settings of one part. ``shares_rows``, ``leaves_rows``, ``clients``: what a partition or stream may do then.
 
-    ``model``: the model that a method or learner needs; it takes rows of five numbers.
+    ``model``: the model that a method or learner needs; it takes rows of five numbers. ``local``: the local training
+    that a learner is tried with, beside what the laws set.
     """
 
     settings: Mapping[str, Any] = {}
@@ -19,17 +20,39 @@ class Example(NamedTuple):
     leaves_rows: bool = False
     clients: int | None = None
     model: Mapping[str, Any] | None = None
+    local: Mapping[str, Any] = {}
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.settings.items()) or "defaults"
+        return ", ".join(f"{name}={value}" for name, value in {**self.settings, **self.local}.items()) or "defaults"
 
 
+_SHIFTS: dict[str, Any] = {"clients": 4, "steps": 3, "rounds_per_step": 3, "rows": 4, "validation_rows": 2}
 _SKEWED = {"kind": "dirichlet", "by": "class", "alpha": 0.3}
+
+# With the small rate of the laws every loss counts as one that stands still.
+_PLATEAU = {"kind": "plateau", "patience": 0, "gamma": 0.5, "threshold": 0.9}
 
 EXAMPLES: dict[tuple[str, str], list[Example]] = {
     ("method", "fedavg"): [Example(), Example({"per": "task"})],
+    ("method", "dac"): [
+        Example({"contacts": 2}),
+        Example({"contacts": 2, "first_contact": "overwritten", "temperature": {}, "initial_similarity": "zero"}),
+    ],
+    ("method", "hast"): [
+        Example({"contacts": 2}),
+        Example({"contacts": 1, "similar_losses": "used", "finetune": "always", "segment": "head", "kept": 2}),
+    ],
+    ("method", "local"): [Example({"initial": "own"})],
+    ("method", "pens"): [Example({"drawn_peers": 2, "best": 1, "selection_rounds": 1, "reselect_every": 2})],
+    ("method", "random"): [
+        Example({"contacts": 2, "topology": {"kind": "ring"}, "offline": "reachable", "finetune": "if_better"}),
+        Example({"per": "task", "probes": True, "loss_mean": "batches"}),
+    ],
+    ("learner", "plain"): [Example(), Example(local={"lr_schedule": _PLATEAU})],
+    ("learner", "adaptive-rate"): [Example(), Example(local={"lr_schedule": {"kind": "exponential", "gamma": 0.5}})],
+    ("learner", "early-stopping"): [Example({"gamma": 0.1}, local={"epochs": 3, "momentum": 0.9})],
     ("learner", "proximal"): [Example({"mu": 0.5}), Example({"mu": 100.0, "implicit": True})],
-    ("learner", "scaffold"): [Example(), Example({"option": "I"})],
+    ("learner", "scaffold"): [Example(), Example({"option": "I"}), Example(local={"lr_schedule": _PLATEAU})],
     ("learner", "svrg"): [
         Example(),
         Example({"anchor": "local"}),
@@ -52,6 +75,8 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
         Example({"second_moment": "momentum", "lr_schedule": "cosine"}),
     ],
     ("server", "amsgrad"): [Example(), Example({"form": "reddi", "lr_schedule": {"kind": "exponential"}})],
+    ("calibration", "epsilon"): [Example(), Example({"epsilon": "auto", "window": 2})],
+    ("calibration", "softplus"): [Example(), Example({"beta": "auto", "quantile": 0.25, "window": 1})],
     ("server", "adaptive-fedavg"): [Example(), Example({"over_t": True})],
     ("server", "flash"): [Example(), Example({"v_init": "zero", "tau": 0.001})],
     ("partition", "column"): [Example({"column": "domain"}, clients=3)],
@@ -59,18 +84,27 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
         Example({"by": "class", "alpha": 0.3}),
         Example({"by": "client", "alpha": 0.1}),
         Example({"by": "client", "alpha": 1.0, "rows": 12}, leaves_rows=True),
+        Example({"by": "client", "alpha": 0.3, "group": 2, "prior": "ones"}),
     ],
     ("partition", "draw"): [Example({"rows": 15}, shares_rows=True), Example({"rows": 15, "alpha": 0.2}, True)],
+    ("partition", "shards"): [Example(), Example({"per_client": 3, "distinct": True}, clients=6)],
     ("partition", "sizes"): [
         Example({"exponent": 1.0}),
         Example({"sizes": [40, 20, 0, 10]}, leaves_rows=True, clients=4),
         Example({"sizes": [0.5, 0.25, 0.25]}, clients=3),
+    ],
+    ("stream", "shifts"): [
+        Example({**_SHIFTS, "clusters": [["u", "v", "w"], ["x", "y", "z"]]}, leaves_rows=True),
+        Example({**_SHIFTS, "by": "domain", "fresh": "changed", "gradual": 1, "stagger": 1}, True, True),
+        Example({**_SHIFTS, "by": "swap", "clusters": [[], ["u", "v"]], "fresh": "never", "pattern": "rotate"}, True),
+        Example({**_SHIFTS, "by": "transform", "clusters": ["identity", "invert"], "gradual": 2}, leaves_rows=True),
     ],
     ("stream", "static"): [
         Example({"clients": 4}),
         Example({"clients": 6, "partition": _SKEWED, "validation": 0.3}),
         Example({"clients": 50, "partition": {"kind": "draw", "rows": 12}}, shares_rows=True),
         Example({"clients": 5, "partition": _SKEWED, "targets": "client"}),
+        Example({"clients": 4, "partition": {"kind": "shards"}, "targets": "client", "test_rows": 3}),
         Example({"partition": {"kind": "column", "column": "domain"}, "targets": "client"}),
     ],
     ("stream", "tasks"): [
@@ -93,6 +127,6 @@ def examples_of(part: str, kind: str) -> Sequence[Example]:
     if (part, kind) in EXAMPLES:
         return EXAMPLES[part, kind]
     target = registry.find(part, kind)
-    flags = {name: bool(getattr(target, name, False)) for name in ("shares_rows", "leaves_rows")}
+    flags: dict[str, Any] = {name: bool(getattr(target, name, False)) for name in ("shares_rows", "leaves_rows")}
     model = getattr(target, "example_model", None)
     return [Example(settings, **flags, model=model) for settings in getattr(target, "examples", [{}])]

@@ -35,8 +35,12 @@ def _several() -> Group:
 
 @law("mean")
 def equal_answers_come_back(mean: Mean) -> None:
-    """Answers that are equal come back bit for bit, whatever their number and weights."""
-    old, vector = Entry(_tensor(20)), _tensor(0)
+    """Answers that are equal come back bit for bit, whatever their number and weights.
+
+    Where weights do not sum to one (`Mean.averages` false) only those that are the entry itself.
+    """
+    old = Entry(_tensor(20))
+    vector = _tensor(0) if mean.averages else old.vector
     for count in range(1, CLIENTS + 1):
         for weights in (WEIGHTS, (1e-9, 1e9, 1 / 3, 0.1)):
             found = difference(vector, mean.combine(old, _group([vector.clone() for _ in range(count)], weights)))
@@ -80,10 +84,15 @@ def only_ratios_of_weights_count(mean: Mean) -> None:
 
 @law("mean")
 def a_mean_lies_among_the_answers(mean: Mean) -> None:
-    """The mean is a float32 vector of the entry's size, no coordinate outside the entry and the answers."""
+    """The mean is a float32 vector of the entry's size, no coordinate outside the entry and the answers.
+
+    The last not where weights do not sum to one (`Mean.averages` false).
+    """
     old, group = Entry(_tensor(20)), _several()
     found = mean.combine(old, group)
     require(found.shape == (SIZE,) and found.dtype == torch.float32, f"{found.dtype} of shape {tuple(found.shape)}")
+    if not mean.averages:
+        return
     every = torch.stack([part.vector for part in group.parts if part.vector is not None] + [old.vector])
     outside = (found < every.min(0).values - TOLERANCE) | (found > every.max(0).values + TOLERANCE)
     require(not bool(outside.any()), f"{int(outside.sum())} coordinates lie outside of all answers and the entry")
@@ -91,7 +100,10 @@ def a_mean_lies_among_the_answers(mean: Mean) -> None:
 
 @law("mean")
 def unsent_coordinates_stay(mean: Mean) -> None:
-    """A coordinate that nobody sent keeps the entry's bits; one that a single client sent gets that client's."""
+    """A coordinate that nobody sent keeps the entry's bits; one that a single client sent gets that client's.
+
+    The last not where weights do not sum to one (`Mean.averages` false).
+    """
     old, group = Entry(_tensor(20)), _several()
     masks = torch.zeros(CLIENTS, SIZE, dtype=torch.bool)
     masks[0, 2:5] = True
@@ -101,6 +113,8 @@ def unsent_coordinates_stay(mean: Mean) -> None:
     nobody = ~masks.any(0)
     where = difference(old.vector[nobody], found[nobody])
     require(where is None, f"coordinates that nobody sent, before and after: {where}")
+    if not mean.averages:
+        return
     first = group.parts[0].vector
     assert first is not None
     away = float((found[2:4] - first[2:4]).abs().max())

@@ -177,6 +177,22 @@ def targets_are_stamped(case: StreamCase) -> None:
 
 
 @law("stream")
+def targets_of_clients_are_their_own(case: StreamCase) -> None:
+    """A target that names a client alone has the test and validation rows that this client holds in that round."""
+    for round in range(1, ROUNDS + 1):
+        for target in case.stream.targets(round):
+            if set(target.labels) != {"client"}:
+                continue
+            held = case.held[target.labels["client"], round]
+            for use, measured, own in (
+                ("test", target.test, held.test),
+                ("validation", target.validation, held.validation),
+            ):
+                same = _rows(measured) == _rows(own)
+                require(same, f"target {target.labels} in round {round}: its {use} rows are not those that it holds")
+
+
+@law("stream")
 def phases_and_tasks_fit(case: StreamCase) -> None:
     """Phases follow the boundaries; a task that a client knows is the true one, and is one of the stream's."""
     stream = case.stream

@@ -43,6 +43,7 @@ def subjects(part: str, kind: str, example: Example, learner: Mapping[str, Any] 
     resolved = registry.resolve(part, settings)
     if part in ("method", "learner"):
         case = Case(method=settings, learner=learner) if part == "method" else Case(learner=settings)
+        case = replace(case, local=example.local)
         yield "run", case if example.model is None else replace(case, model=example.model, needs_model=True)
     elif part == "mean":
         yield "mean", registry.build("mean", resolved, **_offered("mean", kind))
@@ -68,7 +69,8 @@ def _offered(part: str, kind: str) -> dict[str, Any]:
     """What a mean or a server optimiser is given where it asks for it: a long run, so that the few steps that the laws
     take are in the middle of a schedule."""
     setup = Case().setup()
-    return registry.accepted(part, kind, world=replace(setup.world, rounds=100), local=setup.config.local)
+    world = replace(setup.world, rounds=100)
+    return registry.accepted(part, kind, world=world, local=setup.config.local, selection=setup.selection)
 
 
 def _stream_case(settings: dict[str, Any], example: Example) -> StreamCase:

@@ -85,27 +85,43 @@ def show_choice(result: Sweep) -> None:
     """The cells of a sweep by the number that was chosen by, and the choice."""
     number, take = result.sweep["best"]["number"], result.sweep["best"]["take"]
     cells = result.sweep["cells"]
+    title = f"{number}, the {'largest' if take == 'max' else 'smallest'} is best"
+    if result.sweep.get("variants"):
+        _show_variants(result, title)
+        cells = []  # of many variants with many settings nobody reads a table; sweep.json has it
     keys = list(dict.fromkeys(key for cell in cells for key in cell["changes"]))
     body = []
     for cell in cells:
         settings = [written(cell["changes"][key]) if key in cell["changes"] else "" for key in keys]
         mark = "best" if cell["cell"] == result.chosen else ""
         body.append([cell["cell"], *settings, *(plain(cell.get(name)) for name in ("mean", "sd", "n")), mark])
-    print_table(
-        f"{number}, the {'largest' if take == 'max' else 'smallest'} is best",
-        ["cell", *keys, "mean", "sd", "n", ""],
-        body,
-    )
+    if cells:
+        print_table(title, ["cell", *keys, "mean", "sd", "n", ""], body)
     untrained = result.sweep.get("untrained", [])
     missing = [name for name in result.sweep["left_out"] if name not in untrained]
     if untrained:
         print_line("left out, because nothing was trained: " + ", ".join(untrained))
     if missing:
         print_line(f"left out, because {number} is missing: " + ", ".join(missing))
+    if result.tuned is not None:
+        print_line(f"each variant with its best settings, as a configuration: {result.tuned}")
     print_line(f"best: {result.chosen}, as a configuration: {result.best}")
     found = result.summary["variants"].get(result.chosen, {}).get("numbers", {}).get("acc")
     if found:
         print_line(f"its final accuracy on the test rows: {numbered('acc', found.get('mean'), found.get('sd'))}")
+
+
+def _show_variants(result: Sweep, title: str) -> None:
+    """The best cell of each variant, chosen by the number in the title, and its accuracy on the test rows."""
+    body = []
+    for row in result.by_variant().astype(object).to_dict("records"):
+        row = {name: None if value != value else value for name, value in row.items()}
+        settings = ", ".join(f"{key}={written(value)}" for key, value in (row["settings"] or {}).items())
+        numbers = [plain(row[name]) for name in ("mean", "sd", "n", "cells")]
+        tested = "-" if row["acc"] is None else numbered("acc", row["acc"], row["acc_sd"])
+        body.append([row["variant"], settings, *numbers, tested])
+    names = ["variant", "best settings", "mean", "sd", "n", "cells", "test accuracy"]
+    print_table(f"{title}; the best cell of each variant", names, body)
 
 
 def _show_run(result: Result) -> None:

@@ -21,7 +21,8 @@ class AdaptiveRate(Learner):
     """Plain local training at ``local.lr`` times the factor of ``server: adaptive-fedavg``.
 
     The rate travels as one number, ``adaptive-rate/lr``: four bytes. An entry that came without one (in the first
-    round, or from another server optimiser) is trained at ``local.lr``. Paper: Canonaco et al. (IJCNN 2021).
+    round, or from another server optimiser) is trained at ``local.lr``. ``local.lr_schedule`` multiplies either of
+    them. Paper: Canonaco et al. (IJCNN 2021).
     """
 
     def fit(

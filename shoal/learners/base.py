@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import functools
+import math
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
 
+from .. import registry
 from ..bank import Entry, Key, Value
 from ..config import Local
 from ..messages import Client, Group, Part, World
 from ..randomness import Moment
+from ..records import changed
 from ..requests import Fit, Optimizer, Request, Served
+from ..schedules import Schedule
+
+Fitting = Callable[..., Generator[Request, Any, tuple[Part, dict[str, Value]]]]
+
+
+def _scheduled(fit: Fitting) -> Fitting:
+    """A learner's `fit`, whose client knows the schedule's numbers that came with the entry."""
+
+    @functools.wraps(fit)
+    def told(
+        self: Learner, key: Key, start: Served, entry: Entry, client: Client, **request: Any
+    ) -> Generator[Request, Any, tuple[Part, dict[str, Value]]]:
+        if self.lr_schedule is not None:
+            client = changed(client, schedule=entry.extra)
+        return fit(self, key, start, entry, client, **request)
+
+    return told
 
 
 class Learner:
@@ -20,6 +41,10 @@ class Learner:
     A learner that corrects the local steps overrides `fit`, and `extra` where the server has a half of it.
     Numbers in ``Entry.extra`` and the client's state are named with the learner's prefix (``control/...``).
     Attributes never change after ``__init__``.
+
+    Two things hold for every learner that makes its fits by `request`. ``local.lr_schedule`` multiplies the rate,
+    whichever one the learner or the method asked for. A client with partial work (``Client.work``) takes that share of
+    the steps.
     """
 
     part: ClassVar[str] = "learner"
@@ -27,17 +52,38 @@ class Learner:
     """Rounds of communication in one round; the loop takes the larger of the learner's and the method's."""
     needs_server: bool = False
     """Whether it joins numbers of all clients on a server, which no method without one can do."""
+    reads_validation: ClassVar[bool] = False
+    """Whether a fit looks at the client's validation rows."""
+    reads_reported: bool = False
+    """Whether the schedule reads the participants' validation loss; methods then have clients report it."""
+    lr_schedule: Schedule | None = None
+    """``local.lr_schedule``; the same one for all entries, whose numbers (``schedule/...``) are in ``Entry.extra``."""
 
     def __init__(self, world: World, local: Local) -> None:
         self.world = world
         self.local = local
+        if local.lr_schedule is not None:
+            self.lr_schedule = registry.build("schedule", local.lr_schedule)
+            self.reads_reported = self.lr_schedule.reads_reported
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if "fit" in cls.__dict__:  # so that no learner needs to know of the schedule
+            cls.fit = _scheduled(cls.fit)  # type: ignore[method-assign]
 
     def optimizer(self, when: Moment) -> Optimizer:
-        """The local optimiser of this round."""
+        """The local optimiser of this round, at the rate that `request` multiplies by the schedule's factor."""
         return self.local.request()
 
-    def request(self, start: Served, client: Client, **changes: Any) -> Fit:
-        """The `Fit` that the configuration asks for; keywords replace its fields."""
+    def request(self, start: Served, client: Client, *, entry: Entry | None = None, **changes: Any) -> Fit:
+        """The `Fit` that the configuration asks for; keywords replace its fields.
+
+        Its rate is that of the schedule in this round, and its steps are those that the client has time for: whole
+        steps, at least one. Both hold for an ``optimizer``, ``epochs`` or ``steps`` given by keyword, too.
+
+        ``entry`` is the entry whose plateau counts, for a method that asks for a fit of its own: inside of `fit` it is
+        known.
+        """
         fields: dict[str, Any] = {
             "start": start,
             "rows": client.train,
@@ -49,8 +95,21 @@ class Learner:
             "loss_args": self.local.loss_args,
             "augment": tuple(self.local.augment),
         }
-        return Fit(**{**fields, **changes})
+        fields |= changes
+        factor = self.rate_factor(client.when, client.schedule if entry is None else entry.extra)
+        if factor != 1:
+            fields["optimizer"] = changed(fields["optimizer"], lr=fields["optimizer"].lr * factor)
+        if client.work < 1:
+            fields["epochs"] *= client.work  # of which a fit takes whole steps, at least one
+            if fields["steps"] is not None:
+                fields["steps"] = max(1, math.floor(fields["steps"] * client.work + 0.5))
+        return Fit(**fields)
 
+    def rate_factor(self, when: Moment, kept: Mapping[str, Tensor]) -> float:
+        """What ``local.lr_schedule`` multiplies rates by, 1 without one; ``kept`` is the extra of the entry."""
+        return 1.0 if self.lr_schedule is None else self.lr_schedule.factor(when.round, self.world.rounds, kept)
+
+    @_scheduled
     def fit(
         self, key: Key, start: Served, entry: Entry, client: Client, **request: Any
     ) -> Generator[Request, Any, tuple[Part, dict[str, Value]]]:
@@ -60,6 +119,17 @@ class Learner:
         """
         result = yield self.request(start, client, **request)
         return Part(result.vector, result.buffers, steps=result.steps, loss=result.loss), {}
+
+    def watched(self, old: Entry, group: Group) -> Mapping[str, Tensor]:
+        """The numbers of ``local.lr_schedule`` that travel with the entry from now on, after this round's report.
+
+        The server half of the schedule, for the method to call beside `extra`. Nothing where nobody trained: of two
+        exchanges the first may only send numbers.
+        """
+        if self.lr_schedule is None or all(part.vector is None for part in group.parts):
+            return {}
+        kept = self.lr_schedule.watch(old.extra, group.reported)
+        return {name: number for name, number in kept.items() if number is not old.extra.get(name)}
 
     def extra(self, key: Key, old: Entry, new: Entry, group: Group, when: Moment) -> Mapping[str, Tensor | None]:
         """The server half: which numbers of ``Entry.extra`` change, from those that the parts brought.

@@ -23,7 +23,7 @@ class Proximal(Learner):
 
     ``mu``: 0 is the plain learner, to the bit. By default the penalty is part of the gradient, ``g + mu (w - x)``,
     as in the authors' code. ``implicit`` solves it exactly after each step instead, ``w <- (w + k x) / (1 + k)``
-    with ``k = mu local.lr``: stable at any ``mu``, and not scaled by momentum or Adam.
+    with ``k = mu lr`` at the rate of the round: stable at any ``mu``, and not scaled by momentum or Adam.
 
     Raises ``ValueError`` for an explicit penalty that plain SGD cannot follow, ``mu lr >= 2 (1 + momentum)``: its
     steps overshoot ``x`` by more each time (unless ``local.clip`` bounds them). Of a program that fits twice,

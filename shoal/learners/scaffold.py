@@ -30,7 +30,7 @@ class Scaffold(Learner):
     ``option`` says what a client's next variate is, of a fit of K steps from x to y:
 
     - ``I``: the gradient of the mean loss over its rows at x (a second look at the rows in every round);
-    - ``II``: ``c_i - c + (x - y) / (K lr)``, with the steps K that were really taken.
+    - ``II``: ``c_i - c + (x - y) / (K lr)``, with the steps K that were really taken, at the rate of this round.
 
     All variates start at zero, one for each entry. The server adds the changes of those who answered, divided by
     the number of *all* clients: ``c += (1/N) sum (c_i' - c_i)``. So c is the mean of all ``c_i``, of clients that
@@ -61,8 +61,8 @@ class Scaffold(Learner):
             _require_plain_steps(fit.optimizer)
         result: FitResult = yield replace(fit, terms=(*fit.terms, Shift(shared - own)))
         if self.option == "II":
-            fresh = own  # without a step there is nothing to read
-            if result.steps:
+            fresh = own  # without a step, or at a rate of zero, there is nothing to read
+            if result.steps and fit.optimizer.lr > 0:
                 fresh = own - shared + (start.vector - result.vector) / (result.steps * fit.optimizer.lr)
         new = own.clone()
         for s in self.world.models[start.model].space.slices(fit.segments):

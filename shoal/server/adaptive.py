@@ -14,19 +14,25 @@ move on. Buffers such as BatchNorm's variance never come here: a momentum step c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+import pydantic
 import torch
 from torch import Tensor
 
 from ..bank import Entry
 from ..messages import World
 from ..randomness import Moment
-from .base import Calibration, RatedServer, Schedule, decay
-from .calibrations import Epsilon
+from ..schedules import Schedule
+from .base import Calibration, RatedServer, decay
+from .calibrations import Epsilon, without_auto
 
 Squared = Literal["raw", "momentum"]
 Start = Literal["tau-squared", "zero"]
+_check_tau = without_auto(
+    "v starts at tau ** 2, so tau cannot wait for the first step; use calibration: {kind: epsilon, epsilon: auto}"
+)
+Tau = Annotated[float | None, pydantic.BeforeValidator(_check_tau)]
 
 _LARGEST = torch.finfo(torch.float32).max
 
@@ -68,7 +74,7 @@ class Adaptive(RatedServer):
         lr: float = 0.1,
         beta1: float = 0.9,
         beta2: float = 0.99,
-        tau: float | None = None,
+        tau: Tau = None,
         calibration: Calibration | None = None,
         second_moment: Squared = "raw",
         v_init: Start | None = None,
@@ -83,6 +89,7 @@ class Adaptive(RatedServer):
                 f"tau and calibration exclude each other, both make the denominator; got tau = {tau} and the "
                 f"calibration {type(calibration).__name__}. Leave one of them out"
             )
+        _check_tau(tau)
         if tau is not None and not 0 < tau < float("inf"):
             raise ValueError(f"tau must be positive and finite; got {tau}")
         self.calibration = calibration
@@ -116,7 +123,8 @@ class Adaptive(RatedServer):
 
     def step(self, old: Entry, mean: Tensor, when: Moment, reported: float) -> tuple[Tensor, Mapping[str, Tensor]]:
         """The next vector, and ``m``, the second moments and ``steps``."""
-        kept = old.server if self._continues(old) else self._start(old.vector)
+        continues = self._continues(old)
+        kept = old.server if continues else self._start(old.vector)
         delta = mean - old.vector
         m = kept["m"].mul(self.beta1).add_(delta, alpha=1 - self.beta1)
         squared = (delta if self.second_moment == "raw" else m).square()
@@ -124,7 +132,10 @@ class Adaptive(RatedServer):
         second = {name: v.clamp(max=_LARGEST) for name, v in self.second(kept, squared).items()}
         steps = kept["steps"] + 1
         watched = self.watched(old, reported)
-        server = {**watched, "m": m, **second, "steps": steps}
+        if not continues:  # then the calibration starts again too
+            watched = {name: number for name, number in watched.items() if not name.startswith("calibration/")}
+        server: Mapping[str, Tensor] = {**watched, "m": m, **second, "steps": steps}
+        server = self._denominator.watch(server, self._corrected_second(server))
         rate = self._corrected(self.scheduled_rate(when, watched), int(steps))
         return old.vector.addcdiv(m, self.denominator(server), value=rate), server
 
@@ -134,10 +145,20 @@ class Adaptive(RatedServer):
 
     def denominator(self, server: Mapping[str, Tensor]) -> Tensor:
         """The denominator, from an entry's server numbers after a step."""
+        return self._denominator.calibrated(self._corrected_second(server), server)
+
+    def _corrected_second(self, server: Mapping[str, Tensor]) -> Tensor:
+        """The second moment as the denominator takes it."""
         v = server[self.moments[-1]]
-        if self.bias_correction:
-            v = (v / (1 - self.beta2 ** int(server["steps"]))).clamp(max=_LARGEST)
-        return self._denominator.denominator(v)
+        return (v / (1 - self.beta2 ** int(server["steps"]))).clamp(max=_LARGEST) if self.bias_correction else v
+
+    def second_moment_of(self, entry: Entry) -> Tensor | None:
+        """``v`` (``vhat`` in Reddi's AMSGrad) as the denominator takes it: after bias correction, where that is on."""
+        return self._corrected_second(entry.server) if self._continues(entry) else None
+
+    def constant_of(self, entry: Entry) -> float | None:
+        """``tau``, or the constant of the calibration."""
+        return self._denominator.constant_of(entry.server) if self._continues(entry) else None
 
     def effective_step(self, entry: Entry, when: Moment | None = None) -> Tensor | None:
         """The rate over the denominator, of the entry's shape; ``None`` before the entry's first step."""
@@ -156,7 +177,11 @@ class Adaptive(RatedServer):
         return {"m": torch.zeros_like(vector), **second, "steps": torch.tensor(0)}
 
     def describe(self) -> dict[str, Any]:
-        """Every option as it is used, ``v0``, and the effective step there (the largest one, if it is 0)."""
+        """Every option as it is used, ``v0``, and the effective step there (the largest one, if it is 0).
+
+        With an automatic calibration nobody knows that step beforehand: ``None``.
+        """
+        automatic = self._denominator.automatic
         first = self._denominator.denominator(torch.tensor(self.v0, dtype=torch.float64))
         return {
             **super().describe(),
@@ -168,7 +193,7 @@ class Adaptive(RatedServer):
             "v_init": self.v_init,
             "v0": self.v0,
             "bias_correction": self.bias_correction,
-            "first_effective_step": self._corrected(self.lr, 1) / float(first),
+            "first_effective_step": None if automatic else self._corrected(self.lr, 1) / float(first),
         }
 
 
@@ -209,7 +234,7 @@ class AMSGrad(Adaptive):
         lr: float = 0.1,
         beta1: float = 0.9,
         beta2: float = 0.99,
-        tau: float | None = None,
+        tau: Tau = None,
         calibration: Calibration | None = None,
         second_moment: Squared = "raw",
         v_init: Start | None = None,
@@ -260,7 +285,7 @@ class Adagrad(Adaptive):
         *,
         lr: float = 0.1,
         beta1: float = 0.0,
-        tau: float | None = None,
+        tau: Tau = None,
         calibration: Calibration | None = None,
         second_moment: Squared = "raw",
         v_init: Start | None = None,

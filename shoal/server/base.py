@@ -1,7 +1,8 @@
 """What an author of a mean, a server optimiser or a calibration writes.
 
-A mean or a server optimiser whose ``__init__`` has a parameter ``world`` or ``local`` (not keyword-only) is given the
-`World` or the local settings: FedNova needs the clients' momentum, a schedule the number of rounds.
+A mean or a server optimiser whose ``__init__`` has a parameter ``world``, ``local`` or ``selection`` (not keyword-only)
+is given the `World`, the local settings, or how clients are drawn (``None`` where nothing will be merged): FedNova
+needs the clients' momentum, a schedule the number of rounds, an unbiased mean the chances to be drawn.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from ..bank import Entry
 from ..messages import Group, World
 from ..randomness import Moment
+from ..schedules import Schedule
 
 
 def shares(weights: Sequence[float]) -> list[float]:
@@ -31,6 +33,10 @@ class Mean:
     """How the clients' answers for one entry become one vector."""
 
     part: ClassVar[str] = "mean"
+    averages: ClassVar[bool] = True
+    """Whether answers that are all equal come back as they are; not so where weights do not sum to one."""
+    needs_server: ClassVar[bool] = False
+    """Whether it knows how clients are drawn by a server, which a method without one does not do."""
 
     def weights(self, group: Group) -> Sequence[float]:
         """One weight per part, before normalisation; float buffers are averaged with them, whatever the mean is."""
@@ -38,7 +44,8 @@ class Mean:
 
     def combine(self, old: Entry, group: Group) -> Tensor:
         """The mean of the parts' vectors, float32, of the old vector's size. Parts that are equal come back
-        unchanged, bit for bit. Coordinates that nobody sent (``Part.mask``) keep the old value."""
+        unchanged, bit for bit (if it does not average, only those that are the old vector). Coordinates that nobody
+        sent (``Part.mask``) keep the old value."""
         raise NotImplementedError
 
 
@@ -73,34 +80,17 @@ class ServerOptimizer:
         """
         return None
 
+    def second_moment_of(self, entry: Entry) -> Tensor | None:
+        """The second moment that the last step's denominator was made of, for logging; ``None`` if there is none.
 
-class Schedule:
-    """How a learning rate changes over the rounds: a factor that the rate is multiplied by, at most 1."""
-
-    part: ClassVar[str] = "schedule"
-    reads_reported: bool = False
-    """Whether it reads the participants' validation loss."""
-    needs_rounds: bool = False
-    """Whether the factor depends on how many rounds the run has."""
-
-    def factor(self, round: int, rounds: int, kept: Mapping[str, Tensor]) -> float:
-        """The factor of a round (counted from 1; a warm-up, round 0, has that of round 1), not negative.
-
-        ``kept`` are the numbers that `watch` gave in this round.
+        ``entry`` is the entry after a step. The default is what it keeps as ``vhat``, else as ``v``.
         """
-        raise NotImplementedError
+        return entry.server.get("vhat", entry.server.get("v"))
 
-    def watch(self, kept: Mapping[str, Tensor], reported: float) -> Mapping[str, Tensor]:
-        """``kept`` with the schedule's own numbers moved on, once a round, before `factor`; all finite.
-
-        ``reported`` is the participants' mean validation loss, NaN if nobody reported one. Others' numbers stay. A
-        schedule that depends on the round alone gives back what it was given.
-        """
-        return kept
-
-    def describe(self) -> dict[str, Any]:
-        """The name of the class and its settings, for ``summary.json``; JSON values only."""
-        return {"class": type(self).__name__}
+    def constant_of(self, entry: Entry) -> float | None:
+        """What ``sqrt(v)`` competed with in the last step's denominator (``tau``, a calibration's constant), for
+        logging; ``None`` if there is no such number. ``entry`` is the entry after a step."""
+        return None
 
 
 class RatedServer(ServerOptimizer):
@@ -140,13 +130,37 @@ class RatedServer(ServerOptimizer):
 
 
 class Calibration:
-    """The denominator of an adaptive server, from its second moment."""
+    """The denominator of an adaptive server, from its second moment.
+
+    One without numbers of its own says `denominator`. One whose constant follows the moments of each entry says
+    `watch` and `calibrated`, and sets ``automatic``.
+    """
 
     part: ClassVar[str] = "calibration"
+    automatic: bool = False
+    """Whether its constant is found while the run goes on."""
 
     def denominator(self, v: Tensor) -> Tensor:
-        """From the second moment ``v >= 0`` to a positive tensor of the same size."""
+        """From the second moment ``v >= 0`` to a positive tensor of the same size, for an entry without a past."""
         raise NotImplementedError
+
+    def watch(self, kept: Mapping[str, Tensor], v: Tensor) -> Mapping[str, Tensor]:
+        """``kept`` with the calibration's own numbers moved on, once in every step of an entry, before `calibrated`.
+
+        ``kept`` is the entry's next ``Entry.server``, ``v`` its new second moment. Own numbers are finite and have
+        names that begin with ``calibration/``; they start again with the entry's moments. Others' numbers stay. A
+        calibration with constants alone gives back what it was given.
+        """
+        return kept
+
+    def calibrated(self, v: Tensor, kept: Mapping[str, Tensor]) -> Tensor:
+        """The denominator of an entry with these numbers, see `watch`; the default is `denominator`."""
+        return self.denominator(v)
+
+    def constant_of(self, kept: Mapping[str, Tensor]) -> float | None:
+        """Where ``sqrt(v)`` is far below this number the denominator hardly depends on it; ``None`` if there is no
+        such number. For an entry with these numbers, see `watch`."""
+        return None
 
     def describe(self) -> dict[str, Any]:
         """The name of the class and its constants, for ``summary.json``; JSON values only."""

@@ -54,8 +54,8 @@ class FedNova(Weighted):
     through the momentum like any other, as it does in the learner, and ``a_i`` is the sum that follows.
 
     Raises ``ValueError`` for a local optimiser other than SGD (its change is no sum of gradients, so there is no
-    ``a_i``), for a negative ``mu`` and one beside ``learner: proximal``, and for an answer that changed the entry
-    without telling its steps.
+    ``a_i``), for a negative ``mu`` and one beside ``learner: proximal``, for a proximal term beside
+    ``local.lr_schedule``, and for an answer that changed the entry without telling its steps.
     """
 
     def __init__(self, local: Local | None = None, *, mu: float | None = None) -> None:
@@ -70,6 +70,11 @@ class FedNova(Weighted):
         settings = local.learner if local.learner["kind"] == "proximal" else {}
         if mu is not None and settings:
             raise ValueError(f"mu is that of learner: proximal, {settings.get('mu')}; leave out the mean's mu = {mu}")
+        if local.lr_schedule is not None and float(settings.get("mu", mu or 0.0)):
+            raise ValueError(
+                "with a proximal term fednova's weights depend on the local rate, which local.lr_schedule changes in "
+                "every round; leave out the schedule, or use another mean"
+            )
         self.momentum = local.momentum
         self.pull = local.lr * float(settings.get("mu", mu or 0.0))
         self.implicit = bool(settings.get("implicit", False))

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from ..messages import World
+from ..schedules import Schedule
 from .adaptive import _LARGEST, Adaptive, Start
-from .base import Schedule
 
 
 class Flash(Adaptive):

@@ -15,7 +15,8 @@ from torch import Tensor
 from ..bank import Entry
 from ..messages import World
 from ..randomness import Moment
-from .base import RatedServer, Schedule, decay
+from ..schedules import Schedule
+from .base import RatedServer, decay
 
 
 class SGD(RatedServer):

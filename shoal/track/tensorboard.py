@@ -13,8 +13,11 @@ from ..errors import ConfigError
 from ..metrics.base import Line
 from .base import Tracker
 
-_NO_LABELS = frozenset({"round", "metric", "value", "rows", "targets", "clients", "entries", "n", "excluded"})
-"""Fields of a line that count something, and are no part of a number's name."""
+_NO_LABELS = frozenset(
+    {"round", "metric", "value", "rows", "targets", "clients", "entries", "n", "excluded", "quantiles"}
+    | {"contacts", "loss", "sd", "worst_decile"}
+)
+"""Fields of a line that count something, or tell more of it, and are no part of a number's name."""
 
 
 def tag_of(line: Line) -> str:

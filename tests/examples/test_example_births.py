@@ -82,7 +82,7 @@ def test_a_learner_and_a_server_optimiser_start_afresh_with_a_new_entry():
         for key in set(after.bank.entries) - set(before.bank.entries):
             (client,) = [int(key.rsplit("-", 1)[1])]
             assert f"control/{key}" in after.clients[client]
-            assert set(after.bank[key].server) == {"m"}
+            assert set(after.bank[key].server) == {"m", "step/change"}
 
 
 def test_on_digits(tmp_path):

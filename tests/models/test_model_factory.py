@@ -93,7 +93,8 @@ def test_resolving_fills_in_every_default():
     full = {"kind": "mlp", "hidden": [64], "activation": "relu", "dropout": 0.0, **COMMON}
     assert resolve_model("mlp") == resolve_model({"kind": "mlp"}) == resolve_model(full) == full
     given = {"kind": "cnn", "width": 2, "segments": {"all": [""]}, "freeze": ["features.conv1"]}
-    assert resolve_model(given) == {**COMMON, **given, "width": 2.0, "stride": 1}
+    layers = {"channels": [6, 16], "kernel": 5, "stride": 1, "padding": 0, "pool": 2, "hidden": [120, 84]}
+    assert resolve_model(given) == {**COMMON, **given, **layers, "width": 2.0}
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,9 @@ from shoal.checks.case import Case
 from shoal.errors import ConfigError
 from shoal.messages import World
 from shoal.randomness import Moment
-from shoal.server.base import RatedServer, Schedule
+from shoal.schedules import Cosine, Exponential, Plateau, Schedule, Stages
+from shoal.server.base import RatedServer
 from shoal.server.plain import SGD
-from shoal.server.schedules import Cosine, Exponential, Plateau, Stages
 
 SCHEDULERS = torch.optim.lr_scheduler
 RATED = ["sgd", "momentum", "adam", "amsgrad", "yogi", "adagrad"]

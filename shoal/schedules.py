@@ -1,19 +1,47 @@
 """Schedules of a learning rate: in stages, exponential, along a cosine, or on a plateau of the validation loss.
 
-Each has the factors of the ``torch.optim.lr_scheduler`` of the same idea, with one step per round. Without a schedule
-a rate is constant.
+The server's rate has one (``method.server.lr_schedule``), and so has the clients' (``local.lr_schedule``). Each has the
+factors of the ``torch.optim.lr_scheduler`` of the same idea, with one step per round. Without a schedule a rate is
+constant.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from .base import Schedule
+
+class Schedule:
+    """How a learning rate changes over the rounds: a factor that the rate is multiplied by, at most 1."""
+
+    part: ClassVar[str] = "schedule"
+    reads_reported: bool = False
+    """Whether it reads the participants' validation loss."""
+    needs_rounds: bool = False
+    """Whether the factor depends on how many rounds the run has."""
+
+    def factor(self, round: int, rounds: int, kept: Mapping[str, Tensor]) -> float:
+        """The factor of a round (counted from 1; a warm-up, round 0, has that of round 1), not negative.
+
+        ``kept`` are the numbers that `watch` gave last: on the server in this round, at a client in the round before.
+        """
+        raise NotImplementedError
+
+    def watch(self, kept: Mapping[str, Tensor], reported: float) -> Mapping[str, Tensor]:
+        """``kept`` with the schedule's own numbers (``schedule/...``) moved on, once a round; all finite.
+
+        ``reported`` is the participants' mean validation loss, NaN if nobody reported one. Others' numbers stay. A
+        schedule that depends on the round alone gives back what it was given.
+        """
+        return kept
+
+    def describe(self) -> dict[str, Any]:
+        """The name of the class and its settings, for ``summary.json``; JSON values only."""
+        return {"class": type(self).__name__}
 
 
 def _before(round: int) -> int:
@@ -107,9 +135,9 @@ class Plateau(Schedule):
     times ``1 - threshold``. After a fall the waiting starts anew. The factor never goes below ``floor``. As
     ``torch.optim.lr_scheduler.ReduceLROnPlateau``, with a step before each round's update.
 
-    Each entry has a plateau of its own: ``schedule/best``, ``schedule/waited`` and ``schedule/factor`` in
-    ``Entry.server``. Raises ``ValueError`` unless ``0 < gamma < 1``, ``0 <= floor <= 1``, ``patience >= 0`` and
-    ``0 <= threshold < 1``.
+    Each entry has a plateau of its own: ``schedule/best``, ``schedule/waited`` and ``schedule/factor``, of the server's
+    rate in ``Entry.server``, of the clients' in ``Entry.extra``. Raises ``ValueError`` unless ``0 < gamma < 1``,
+    ``0 <= floor <= 1``, ``patience >= 0`` and ``0 <= threshold < 1``.
     """
 
     reads_reported = True

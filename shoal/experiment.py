@@ -91,6 +91,7 @@ class Experiment:
                 "learns": "values" if stream.dataset.is_regression else "classes",
                 "client_names": list(stream.client_names),
                 **({"cluster_names": list(stream.cluster_names)} if stream.cluster_names else {}),
+                **({"concept_names": list(stream.concept_names)} if stream.concept_names else {}),
                 "notes": self.setup.notes,
                 **self._held(),
             },
@@ -195,7 +196,7 @@ class Experiment:
         jobs = [self._job(given, when, clients, now.holdings, fates, probed) for given in assignments]
         outcomes = self.engine.run(method.train, jobs)
         accepted = []
-        screen = Screen(method.births)
+        screen = Screen(method.births, method.newborn)
         for job, outcome in zip(jobs, outcomes, strict=True):
             update = self._answer(job, outcome, fates[outcome.client], screen, now)
             if update is not None:

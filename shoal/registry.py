@@ -34,6 +34,7 @@ PARTS: dict[str, dict[str, str]] = {
         "union": "shoal.data.union:Union",
     },
     "stream": {
+        "concepts": "shoal.streams.concepts:ConceptStream",
         "shifts": "shoal.streams.shifts:ShiftStream",
         "static": "shoal.streams.static:StaticStream",
         "tasks": "shoal.streams.tasks:TaskStream",
@@ -55,9 +56,12 @@ PARTS: dict[str, dict[str, str]] = {
         "vgg11": "shoal.models.vgg:vgg11",
     },
     "method": {
+        "concept-matching": "shoal.methods.clustered_matching:ConceptMatching",
         "dac": "shoal.methods.dac:Dac",
         "fedavg": "shoal.methods.fedavg:FedAvg",
+        "feddrift": "shoal.methods.clustered_feddrift:FedDrift",
         "hast": "shoal.methods.hast:Hast",
+        "ifca": "shoal.methods.clustered_ifca:Ifca",
         "local": "shoal.methods.gossip:Local",
         "oracle": "shoal.methods.gossip:Oracle",
         "pens": "shoal.methods.pens:Pens",
@@ -72,12 +76,17 @@ PARTS: dict[str, dict[str, str]] = {
         "sequence": "shoal.gossip.topologies:Sequence",
         "torus": "shoal.gossip.topologies:Torus",
     },
+    "detector": {
+        "jump": "shoal.gossip.detectors:Jump",
+        "river": "shoal.gossip.river:River",
+    },
     "score": {
         "inverse-loss": "shoal.gossip.similarities:inverse_loss",
     },
     "learner": {
         "adaptive-rate": "shoal.learners.adaptive_rate:AdaptiveRate",
         "early-stopping": "shoal.learners.early_stopping:EarlyStopping",
+        "ewc": "shoal.learners.ewc:Ewc",
         "plain": "shoal.learners.base:Learner",
         "proximal": "shoal.learners.proximal:Proximal",
         "scaffold": "shoal.learners.scaffold:Scaffold",
@@ -153,6 +162,7 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "measure": {
         "accuracy": "shoal.metrics.accuracy:Accuracy",
+        "alarms": "shoal.metrics.alarms:Alarms",
         "costs": "shoal.metrics.costs:Costs",
         "drift": "shoal.metrics.drift:ClientDrift",
         "backward_transfer": "shoal.metrics.transfer:BackwardTransfer",

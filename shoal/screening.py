@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,10 +17,12 @@ GROWTH = 1000.0
 
 
 class Screen:
-    """Screens the updates of one exchange. ``births``: clients may answer for entries that they were not given."""
+    """Screens the updates of one exchange. ``births``: clients may answer for entries that they were not given, of the
+    size of what ``newborn`` says (``None``: of any size)."""
 
-    def __init__(self, births: bool = False) -> None:
+    def __init__(self, births: bool = False, newborn: Callable[[str], Entry | None] = lambda key: None) -> None:
         self.births = births
+        self.newborn = newborn
         self._largest: dict[str, float] = {}
 
     def __call__(self, update: Update, given: Assignment) -> tuple[str | None, str | None]:
@@ -35,7 +37,7 @@ class Screen:
             old = given.entries.get(key)
             if old is None and not self.births:
                 return f"answers for entry {key!r}, but was given {list(given.entries)}", None
-            problem = _wrong_size(part, old)
+            problem = _wrong_size(part, self.newborn(key) if old is None else old)
             if problem is None:
                 problem, growth = self._values(key, part, old)
                 doubt = doubt or growth

@@ -27,23 +27,46 @@ class Example(NamedTuple):
 
 
 _SHIFTS: dict[str, Any] = {"clients": 4, "steps": 3, "rounds_per_step": 3, "rows": 4, "validation_rows": 2}
+_CONCEPTS: dict[str, Any] = {"clients": 3, "window": 4}
+_SELECTED = [{"domain": "north", "classes": ["u", "w"]}, [{"domain": ["south", "west"], "classes": ["x", "y", "z"]}]]
+_LATE = [{"concept": "south", "from": 3}, {"concept": "north", "until": 5}]
 _SKEWED = {"kind": "dirichlet", "by": "class", "alpha": 0.3}
 
 # With the small rate of the laws every loss counts as one that stands still.
 _PLATEAU = {"kind": "plateau", "patience": 0, "gamma": 0.5, "threshold": 0.9}
 
+# It alarms at the first loss that is not below the ones before.
+_WARY = {"kind": "jump", "threshold": 0.0, "rise": 0.0, "warmup": 2}
+
 EXAMPLES: dict[tuple[str, str], list[Example]] = {
     ("method", "fedavg"): [Example(), Example({"per": "task"})],
+    ("method", "concept-matching"): [
+        Example({"concepts": 2}),
+        Example({"concepts": "auto", "most": 3, "gap": 0.5, "agree": 1, "unused": 1, "least": 0.0}),
+        Example({"concepts": 3, "client_matching": "remembered", "learn": 1, "matching": "paper", "rows": 2}),
+        Example({"concepts": 2, "client_matching": "oracle", "server_matching": "choices"}),
+    ],
+    ("method", "feddrift"): [
+        Example({"step": 1, "delta": 0.02}),
+        Example({"step": 2, "delta": 0.0, "first": "each", "join": 0.5, "score": "accuracy", "keep_rows": False}),
+        Example({"step": 1, "delta": 0.0, "eager": True, "born": "fresh", "most": 2}),
+    ],
+    ("method", "ifca"): [Example({"concepts": 3})],
     ("method", "dac"): [
         Example({"contacts": 2}),
         Example({"contacts": 2, "first_contact": "overwritten", "temperature": {}, "initial_similarity": "zero"}),
+        Example({"contacts": 2, "awareness": _WARY}),
     ],
     ("method", "hast"): [
         Example({"contacts": 2}),
         Example({"contacts": 1, "similar_losses": "used", "finetune": "always", "segment": "head", "kept": 2}),
+        Example({"contacts": 1, "awareness": {**_WARY, "rows": "training"}, "on_shift": "age"}),
     ],
     ("method", "local"): [Example({"initial": "own"})],
-    ("method", "pens"): [Example({"drawn_peers": 2, "best": 1, "selection_rounds": 1, "reselect_every": 2})],
+    ("method", "pens"): [
+        Example({"drawn_peers": 2, "best": 1, "selection_rounds": 1, "reselect_every": 2}),
+        Example({"drawn_peers": 2, "best": 1, "selection_rounds": 1, "awareness": _WARY}),
+    ],
     ("method", "random"): [
         Example({"contacts": 2, "topology": {"kind": "ring"}, "offline": "reachable", "finetune": "if_better"}),
         Example({"per": "task", "probes": True, "loss_mean": "batches"}),
@@ -51,6 +74,7 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
     ("learner", "plain"): [Example(), Example(local={"lr_schedule": _PLATEAU})],
     ("learner", "adaptive-rate"): [Example(), Example(local={"lr_schedule": {"kind": "exponential", "gamma": 0.5}})],
     ("learner", "early-stopping"): [Example({"gamma": 0.1}, local={"epochs": 3, "momentum": 0.9})],
+    ("learner", "ewc"): [Example(), Example({"per": "task", "fisher": "batch", "strength": 5000.0})],
     ("learner", "proximal"): [Example({"mu": 0.5}), Example({"mu": 100.0, "implicit": True})],
     ("learner", "scaffold"): [Example(), Example({"option": "I"}), Example(local={"lr_schedule": _PLATEAU})],
     ("learner", "svrg"): [
@@ -92,6 +116,13 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
         Example({"exponent": 1.0}),
         Example({"sizes": [40, 20, 0, 10]}, leaves_rows=True, clients=4),
         Example({"sizes": [0.5, 0.25, 0.25]}, clients=3),
+    ],
+    ("stream", "concepts"): [
+        Example({"clients": 3, "concepts": {"by": "domain"}, "order": "cyclic"}),
+        Example({**_CONCEPTS, "concepts": {"classes": [["u", "v"], ["w", "x", "y"]]}, "split": "given"}, False, True),
+        Example({**_CONCEPTS, "concepts": {"by": "transform", "groups": ["identity", "invert"]}}, leaves_rows=True),
+        Example({**_CONCEPTS, "concepts": _SELECTED, "weights": {"dirichlet": 0.5}, "head": "concept"}, False, True),
+        Example({**_CONCEPTS, "concepts": {"by": "domain"}, "schedule": _LATE, "targets": "client"}, leaves_rows=True),
     ],
     ("stream", "shifts"): [
         Example({**_SHIFTS, "clusters": [["u", "v", "w"], ["x", "y", "z"]]}, leaves_rows=True),

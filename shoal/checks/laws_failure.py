@@ -167,7 +167,7 @@ def _require_private_state(before: State, after: State, why: str) -> None:
 
 def _extra(value: float) -> Callable[[Part], Part]:
     def change(part: Part) -> Part:
-        if part.extra:
+        if any(t.numel() for t in part.extra.values()):
             return replace(part, extra={name: first_broken(t, value) for name, t in part.extra.items()})
         return replace(part, extra={"planted": torch.tensor([value])})
 

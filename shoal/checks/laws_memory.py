@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
 
 import torch
+from torch import Tensor
 
 from ..bank import State
 from ..checkpoint import tensors_of
@@ -40,9 +42,14 @@ def memory_stays_flat(case: Case) -> None:
 def _live() -> int:
     """How many pieces of memory tensors hold."""
     gc.collect()
-    return len({t.untyped_storage().data_ptr() for t in gc.get_objects() if type(t) is torch.Tensor})
+    return _pieces(t for t in gc.get_objects() if type(t) is torch.Tensor)
 
 
 def _held(state: State) -> int:
     """How many of them the state holds."""
-    return len({t.untyped_storage().data_ptr() for t in tensors_of(state)})
+    return _pieces(tensors_of(state))
+
+
+def _pieces(tensors: Iterable[Tensor]) -> int:
+    # Empty tensors hold nothing, and share one address.
+    return len({t.untyped_storage().data_ptr() for t in tensors if t.numel()})

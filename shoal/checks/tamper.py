@@ -212,9 +212,9 @@ def fated(client: int, **fate: bool) -> Callable[[Selection], Selection]:
 
 
 def first_broken(tensor: Tensor, value: float) -> Tensor:
-    """A copy whose first number is ``value``."""
+    """A copy whose first number, where it has one, is ``value``."""
     copy = tensor.clone()
-    copy.reshape(-1)[0] = value
+    copy.reshape(-1)[:1] = value
     return copy
 
 

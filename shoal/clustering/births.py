@@ -1,4 +1,4 @@
-"""Models that are born, joined and retired where their number is unknown. Pure functions and the numbers of the rules."""
+"""Models that are born, joined and retired where their number is unknown: the rules, as pure functions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..bank import Value
+from .base import renumbered
 from .geometry import Array
 
 LARGEST = 1e30
@@ -65,3 +66,23 @@ def distances(losses: Array) -> Array:
     found = np.maximum(np.maximum(rise, fall), 0.0)
     np.fill_diagonal(found, np.where(np.isnan(own), np.nan, 0.0))
     return np.asarray(found, dtype=np.float64)
+
+
+def alike(apart: Array, within: float) -> list[int]:
+    """A label for each of the points with these distances ``[K, K]``: complete linkage, cut at ``within``.
+
+    Inside a group no two are further apart than ``within``; an unknown distance (NaN) is further than any. Labels are
+    numbered by first appearance.
+    """
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    if len(apart) < 2:
+        return [0] * len(apart)
+    known = apart[np.isfinite(apart)]
+    unknown = 2 * float(known.max(initial=0.0)) + 1
+    filled = np.where(np.isfinite(apart), apart, unknown)
+    np.fill_diagonal(filled, 0.0)
+    cut = min(within, unknown / 2)
+    joins = linkage(squareform(filled, checks=False), "complete")
+    return renumbered(fcluster(joins, cut, "distance")).tolist()  # type: ignore[no-any-return]

@@ -81,6 +81,13 @@ class Method:
         """
         return ()
 
+    def newborn(self, key: Key) -> Entry | None:
+        """What a client's answer for an entry that it was not given is like (see `births`); other sizes are rejected.
+
+        Default ``None``: any size will do, and `merge` must cope with it.
+        """
+        return None
+
     def candidates(self, bank: Bank, target: Mapping[str, Any]) -> Sequence[tuple[Key, ...]]:
         """The groups of keys that could answer for a target such as ``{"task": 3}`` or ``{"client": 17}``.
 

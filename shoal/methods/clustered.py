@@ -1,7 +1,7 @@
-"""What methods with several models for all clients share: clients choose one, and what comes back goes where it belongs.
+"""What methods with several models for all clients share: clients choose one, and answers go where they belong.
 
-The entries are ``concept/0``, ``concept/1`` and so on. A client that is given several measures them on its rows and trains
-the one with the lowest loss.
+The entries are ``concept/0``, ``concept/1`` and so on. A client that is given several measures them on its rows and
+trains the one with the lowest loss.
 """
 
 from __future__ import annotations
@@ -113,8 +113,12 @@ class Clustered(Method):
         """The next entry of every key that the updates answer for; entries for which nothing came stay as they are."""
         changes: dict[Key, Entry | None] = {}
         for key, group in grouped(updates).items():
-            if any(part.vector is not None or part.extra for part in group.parts):
-                changes[key] = self.merge_entry(key, bank.entries[key], group, when)
+            old = bank.entries[key]
+            new = self.merge_entry(key, old, group, when)
+            # Of an entry whose models all went elsewhere only a learner's numbers may have changed.
+            numbers = old.extra.keys() == new.extra.keys() and all(new.extra[n] is old.extra[n] for n in old.extra)
+            if not numbers or any(part.vector is not None for part in group.parts):
+                changes[key] = new
         return changes
 
     def records(self, before: Bank, after: Bank, updates: Sequence[Update], when: Moment) -> Iterable[dict[str, Any]]:
@@ -143,8 +147,8 @@ def choice_of(update: Update) -> tuple[Key, Part]:
 def routed(updates: Sequence[Update], homes: Sequence[Key | None]) -> list[Update]:
     """The updates as `merge_entry` shall see them: the model of each goes to its home, or nowhere (``None``).
 
-    A learner's numbers (a control variate's change) and the reported loss belong to the entry that was trained, whatever
-    becomes of the model: the client keeps its half of them under that entry's name.
+    A learner's numbers (a control variate's change) and the reported loss belong to the entry that was trained,
+    whatever becomes of the model: the client keeps its half of them under that entry's name.
     """
     found: list[Update] = []
     for update, home in zip(updates, homes, strict=True):

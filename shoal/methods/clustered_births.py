@@ -4,11 +4,12 @@ There is always one model that nobody trained, sent along with the others while 
 
 - **Born.** Untrained models are open to clusters in as many places as (a) there are more clusters than trained models,
   (b) clusters were trained from an untrained model, or (c) clusters were rejected though their clients lose more than
-  ``gap`` over what the model that they chose usually loses: a concept that is new, not one that moved. A cluster that is
-  matched with such a place makes it a model of its own, which starts from the model that most of it was trained from.
+  ``gap`` over what the model that they chose usually loses: a concept that is new, not one that moved. A cluster that
+  is matched with such a place makes it a model of its own, which starts from the model that most of it was trained
+  from.
 - **Joined.** Two models whose distance is below ``gap`` in ``agree`` rounds in a row in which both were updated become
-  one, their mean by rows. The distance is FedDrift's, ``max(L_ij - L_ii, L_ji - L_jj, 0)`` with the loss ``L_ij`` of model
-  i on the rows of the clients of model j, of which everyone sends all its losses.
+  one, their mean by rows. The distance is FedDrift's, ``max(L_ij - L_ii, L_ji - L_jj, 0)`` with the loss ``L_ij`` of
+  model i on the rows of the clients of model j, of which everyone sends all its losses.
 - **Retired.** A model that was not updated for ``unused`` rounds, never the last trained one.
 """
 
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from ..bank import Bank, Entry, Key
+from ..bank import Bank, Entry, Key, Value
 from ..clustering.births import Births, columns, cross_losses, distances
 from ..clustering.geometry import Array
 from ..clustering.matching import Matched, remembered
@@ -118,9 +119,21 @@ class Growth:
             following += 1
         places = [columns_of.index(key) if key in columns_of else None for key in sorted(after, key=number)]
         told = method.decision(
-            when, sent, found, matched, columns_of, born=list(starts), joined=gone, retired=retired, refused=opened.refused
+            when,
+            sent,
+            found,
+            matched,
+            columns_of,
+            born=list(starts),
+            joined=gone,
+            retired=retired,
+            refused=opened.refused,
         )
-        memory = {**columns(matched.numbers, places), DECIDED: told, LIVES: replace(lives, next=following).kept([*after])}
+        memory: dict[str, Value] = {
+            **columns(matched.numbers, places),
+            DECIDED: told,
+            LIVES: replace(lives, next=following).kept([*after]),
+        }
         removed: dict[Key, Entry | None] = {key: None for key in bank.entries if key not in after}
         return bank.put({**removed, **after}, **memory)
 
@@ -156,7 +169,9 @@ class Growth:
             matched = match(spares)
         return Open(tuple(known), tuple(names[:spares]), refused, matched)
 
-    def _is_new(self, cluster: int, sent: Sequence[Update], found: RoundClusters, lives: Lives, keys: Sequence[Key]) -> bool:
+    def _is_new(
+        self, cluster: int, sent: Sequence[Update], found: RoundClusters, lives: Lives, keys: Sequence[Key]
+    ) -> bool:
         """Whether the cluster's clients lose more than the gap over what the models that they chose usually lose."""
         rises, weights = [], []
         for update, label in zip(sent, found.clusters.labels.tolist(), strict=True):

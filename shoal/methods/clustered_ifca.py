@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..bank import Bank, Key
+from ..bank import Bank, Value
 from ..learners.base import Learner
 from ..messages import Assignment, Client, Part, Participant, Update, World
 from ..randomness import Moment
@@ -87,7 +87,8 @@ class Ifca(Clustered):
         keys = keys_of(bank)
         enough = all(chosen[key] >= self.redraw * len(updates) for key in keys)
         if enough or draws >= self.redraws:
-            told = by_choice(when, updates, redrawn=False)
-            return bank.put({}, **{SETTLED: when.round, DECIDED: told})
+            done: dict[str, Value] = {SETTLED: when.round, DECIDED: by_choice(when, updates, redrawn=False)}
+            return bank.put({}, **done)
         fresh = {key: self.fresh(k, draws + 1) for k, key in enumerate(keys)}
-        return bank.put(fresh, **{DRAWS: draws + 1, DECIDED: by_choice(when, updates, redrawn=True)})
+        again: dict[str, Value] = {DRAWS: draws + 1, DECIDED: by_choice(when, updates, redrawn=True)}
+        return bank.put(fresh, **again)

@@ -15,8 +15,8 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from ..bank import Bank, Key, Value
-from ..clustering.births import LARGEST, Births
 from ..clustering.base import Clusterer
+from ..clustering.births import LARGEST, Births
 from ..clustering.distances import Distance, DistanceName
 from ..clustering.geometry import Array, coordinates, project
 from ..clustering.matching import Matched, Matching
@@ -60,13 +60,14 @@ class ConceptMatching(Clustered):
     stream's ``concept``, ``cluster``, ``domain`` or ``task``).
 
     **Server.** The answers are clustered (``clusterer``, on exact coordinates, or on ``projection`` to ``dimensions``),
-    into as many clusters as ``number`` says: ``fixed`` (as many as models) or ``silhouette`` (at most as many; one below
-    ``least``); without it the matching decides. ``method.mean`` makes a mean of each cluster, ``matching`` says which
-    model it updates, by ``distance`` (``p`` of ``minkowski``). What a client chose is no matter then. With
+    into as many clusters as ``number`` says: ``fixed`` (as many as models) or ``silhouette`` (at most as many; one
+    below ``least``); without it the matching decides. ``method.mean`` makes a mean of each cluster, ``matching`` says
+    which model it updates, by ``distance`` (``p`` of ``minkowski``). What a client chose is no matter then. With
     ``server_matching: choices`` each model is the mean of those who chose it, without clusters.
 
-    **Number unknown.** With ``births``, and with ``concepts: auto``, which starts from one model, models are born, joined
-    and retired, see `shoal.methods.clustered_births`; ``most``, ``gap``, ``agree`` and ``unused`` are its settings.
+    **Number unknown.** With ``births``, and with ``concepts: auto``, which starts from one model, models are born,
+    joined and retired, see `shoal.methods.clustered_births`; ``most``, ``gap``, ``agree`` and ``unused`` are its
+    settings.
 
     A learner's numbers stay with the entry that a client trained, also where its answer updates another one.
     """
@@ -115,6 +116,7 @@ class ConceptMatching(Clustered):
         if client_matching == "oracle":
             self.needs_truth = TRUE_LABELS
         self.needs_task = client_matching == "remembered"
+        self.averages = not births  # a model that is born untrained is nobody's answer
 
     def _check(self, births: bool, most: int) -> None:
         if self.client_matching == "remembered" and not self.world.tasks:
@@ -213,9 +215,7 @@ class ConceptMatching(Clustered):
         """Which model each cluster updates."""
         return self.matching.match(found.means, models, found.clusters.sizes, past, self.distance)
 
-    def sent_home(
-        self, updates: Sequence[Update], sent: Sequence[Update], homes: Sequence[Key | None]
-    ) -> list[Update]:
+    def sent_home(self, updates: Sequence[Update], sent: Sequence[Update], homes: Sequence[Key | None]) -> list[Update]:
         """All updates, each model at its home; those without a model stay where they are."""
         home = {update.client: key for update, key in zip(sent, homes, strict=True)}
         stay = [choice_of(update)[0] for update in updates]
@@ -225,7 +225,13 @@ class ConceptMatching(Clustered):
         )
 
     def decision(
-        self, when: Moment, sent: Sequence[Update], found: RoundClusters, matched: Matched, keys: Sequence[Key], **more: Any
+        self,
+        when: Moment,
+        sent: Sequence[Update],
+        found: RoundClusters,
+        matched: Matched,
+        keys: Sequence[Key],
+        **more: Any,
     ) -> dict[str, Any]:
         """What was decided, for the record: with the ``distances`` of each cluster from the ``entries``, and what the
         matching remembers of these (``kept``)."""

@@ -12,7 +12,9 @@ from typing import Literal
 import numpy as np
 
 from ..bank import Entry, Key
+from ..gossip.awareness import Aging, OnShift
 from ..gossip.base import Contacts, Finetune, Initial, LossMean, Meeting, Met, Offline, Per, Segment
+from ..gossip.detectors import Detector
 from ..gossip.learned import Clip, Kept, Learned, Temperature, Unknown
 from ..gossip.topologies import Topology
 from ..learners.base import Learner
@@ -57,6 +59,9 @@ class Dac(Learned):
         segment: Segment = "classifier",
         loss_mean: LossMean = "rows",
         probes: bool = False,
+        awareness: Detector | None = None,
+        on_shift: OnShift = "forget",
+        aging: Aging = 0.5,
     ) -> None:
         super().__init__(
             world,
@@ -77,6 +82,9 @@ class Dac(Learned):
             segment=segment,
             loss_mean=loss_mean,
             probes=probes,
+            awareness=awareness,
+            on_shift=on_shift,
+            aging=aging,
         )
         self.contacts = contacts
         self.first_contact = first_contact
@@ -92,8 +100,10 @@ class Dac(Learned):
         contacts = given.note["similar"]
         peers = self.peers(given, contacts)
         measured = yield from self.scored(client, mine, peers)
-        before = self.contacted(client, key)
+        noticed = yield from self.noticed(client, key, mine, peers)
+        before = self.remembered(self.contacted(client, key), noticed)
         settled = before[0] if self.first_contact == "overwritten" else np.union1d(before[0], contacts)
-        similarities = self.learnt(client, mine, peers, measured, settled)
+        similarities, aged = self.learnt(client, mine, peers, measured, settled, noticed)
         start = self.mixed(client, mine, peers)
-        return Met(start, self.published(similarities), self.counted(key, before, contacts))
+        state = {**self.counted(key, before, contacts), **(noticed.state if noticed else {})}
+        return Met(start, self.published(similarities, noticed, aged), state, self.said(noticed))

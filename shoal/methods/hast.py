@@ -12,7 +12,9 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from ..bank import Entry, Key
+from ..gossip.awareness import Aging, OnShift
 from ..gossip.base import Contacts, Finetune, Initial, LossMean, Meeting, Met, Offline, Per, Segment, some
+from ..gossip.detectors import Detector
 from ..gossip.learned import Clip, Kept, Learned, Temperature, Unknown
 from ..gossip.similarities import Similarities
 from ..gossip.topologies import Topology
@@ -34,7 +36,8 @@ class Hast(Learned):
     mix with R is of ``all`` layers, or of the ``others`` than the segment, an option of the authors' code.
 
     S is drawn from the similarities of the round's start. Its clients count as contacted: one that was never in R keeps
-    the estimate that it was drawn by, and gets no other, as in the authors' code.
+    the estimate that it was drawn by, and gets no other, as in the authors' code (unless it was drawn by a number that
+    this round's alarms take away).
     """
 
     mixes_segment: ClassVar[bool] = True
@@ -63,6 +66,9 @@ class Hast(Learned):
         segment: Segment = "classifier",
         loss_mean: LossMean = "rows",
         probes: bool = False,
+        awareness: Detector | None = None,
+        on_shift: OnShift = "forget",
+        aging: Aging = 0.5,
     ) -> None:
         super().__init__(
             world,
@@ -83,6 +89,9 @@ class Hast(Learned):
             segment=segment,
             loss_mean=loss_mean,
             probes=probes,
+            awareness=awareness,
+            on_shift=on_shift,
+            aging=aging,
         )
         self.contacts = contacts
         self.similar_losses = similar_losses
@@ -103,12 +112,17 @@ class Hast(Learned):
         met, near = given.note["random"], given.note["similar"]
         random, similar = self.peers(given, met), self.peers(given, near)
         measured = yield from self.scored(client, mine, random)
-        before = self.contacted(client, key)
-        similarities = self.learnt(client, mine, random, measured, np.union1d(before[0], met))
+        noticed = yield from self.noticed(client, key, mine, {**random, **similar})
+        before = self.remembered(self.contacted(client, key), noticed)
+        similarities, aged = self.learnt(client, mine, random, measured, np.union1d(before[0], met), noticed)
         if self.similar_losses == "used":
             more = yield from self.scored(client, mine, {j: peer for j, peer in similar.items() if j not in random})
             similarities = similarities.joined(Similarities.of(more))
+            aged = np.setdiff1d(aged, list(more)).astype(np.int64)
         start = self.mixed(client, mine, random, self.random_phase)
         mixed = mine.new(vector=start.vector, buffers=start.buffers)
         start = self.mixed(client, mixed, similar, "segment")
-        return Met(start, self.published(similarities), self.counted(key, before, [*met, *near]))
+        if noticed is not None and self.on_shift == "forget" and self.similar_losses == "discarded":
+            near = noticed.after(near)  # nothing is known of the others any more, so they are open to estimates
+        state = {**self.counted(key, before, [*met, *near]), **(noticed.state if noticed else {})}
+        return Met(start, self.published(similarities, noticed, aged), state, self.said(noticed))

@@ -7,6 +7,7 @@ authors' code.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,8 +15,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..bank import Entry, Key
+from ..bank import Entry, Key, Value
+from ..gossip.awareness import judged, watched
 from ..gossip.base import KEPT, Contacts, Finetune, Gossip, Initial, LossMean, Meeting, Met, Offline, Per, Segment, some
+from ..gossip.detectors import Detector
 from ..gossip.topologies import Topology
 from ..learners.base import Learner
 from ..messages import Assignment, Client, Participant, World
@@ -25,6 +28,11 @@ from ..server.base import Mean, ServerOptimizer
 
 SELECTED = f"{KEPT}selected"
 """In ``Entry.server``: float32 ``[2, k]``, ids of peers in ascending order, and how often each was among the best."""
+COUNTED = f"{KEPT}counted"
+"""In ``Entry.server``: float32 ``[1]``, the last round in which the client counted: whoever misses the first round of a
+new selection must not go on with the counts of the one before."""
+BEGAN = f"{KEPT}began"
+"""In ``Entry.server``: float32 ``[1]``, the last round before the client's present selection; not there: 0."""
 
 
 class Pens(Gossip):
@@ -35,7 +43,9 @@ class Pens(Gossip):
     With c selections in all and K - 1 neighbours a peer is expected c / (K - 1) times. ``threshold``: ``expected``; one
     less than that, as in the ``authors`` code; or ``all-clients``, c / K, as in DAC's port of it. Nobody above it: all
     neighbours. ``reselect_every``: selection begins anew, with all counts at 0, every so many rounds (more than
-    ``selection_rounds``); without it the choice is never made again, whatever becomes of the data.
+    ``selection_rounds``); without it the choice is never made again, whatever becomes of the data. With ``awareness``,
+    a detector that is shown the loss of the client's own model at the start of each round, a client selects anew after
+    each alarm of its own: from that round on, if it was selecting anyway, else from the next one on.
 
     Deviations: the authors' code scores the client's own model on the peer's rows, by accuracy; here the peer's
     model is scored on the client's rows, by loss, so that no rows are needed elsewhere. It updates clients one
@@ -64,6 +74,7 @@ class Pens(Gossip):
         segment: Segment = "classifier",
         loss_mean: LossMean = "rows",
         probes: bool = False,
+        awareness: Detector | None = None,
     ) -> None:
         super().__init__(
             world,
@@ -92,16 +103,17 @@ class Pens(Gossip):
         self.contacts = contacts
         self.threshold = threshold
         self.reselect_every = reselect_every
+        self.awareness = awareness
 
     def drawn(
         self, own: Entry, when: Moment, seat: Participant, eligible: np.ndarray, seats: Mapping[int, Participant]
     ) -> dict[str, list[int]]:
         """Peers to be scored, or contacts among those that were selected."""
         rng = when.random("contacts/random", seat.id)
-        if self._at(when.round) < self.selection_rounds:
+        if self._at(own, when.round) < self.selection_rounds:
             return {"random": some(rng, eligible, self.drawn_peers), "similar": []}
         chosen = self.chosen(own, self.graph(when.round).degree(seat.id))
-        if not len(chosen):
+        if not len(chosen) or not self._counts(own, when.round):
             return {"random": some(rng, eligible, self.contacts), "similar": []}
         return {"random": [], "similar": some(rng, np.intersect1d(chosen, eligible), self.contacts)}
 
@@ -115,23 +127,41 @@ class Pens(Gossip):
 
     def meet(self, key: Key, mine: Entry, given: Assignment, client: Client) -> Meeting:
         """The mix with the best of those that were drawn, or with all contacts."""
-        at = self._at(client.when.round)
+        at = self._at(mine, client.when.round)
+        alarm, state, said = False, dict[str, Value](), dict[str, Any]()
+        if self.awareness is not None:
+            (own,) = yield from self.scores((Served.of(mine),), watched(self.awareness, client))
+            alarm, state = judged(self.awareness, client, key, mine, own.loss)
+            said = {"alarm": alarm}
         if at >= self.selection_rounds:
-            return (yield from super().meet(key, mine, given, client))
+            met = yield from super().meet(key, mine, given, client)
+            anew = {BEGAN: torch.tensor([float(client.when.round)]), SELECTED: torch.zeros((2, 0))} if alarm else {}
+            return replace(met, extra={**met.extra, **anew}, state=state, note=said)
         peers = self.peers(given, given.note["random"])
         found = yield from self.scores([Served.of(peer) for peer in peers.values()], client.train)
         losses = {j: score.loss if np.isfinite(score.loss) else np.inf for j, score in zip(peers, found, strict=True)}
         best = sorted(sorted(peers, key=lambda j: (losses[j], j))[: self.best])
-        ids, counts = _selected(mine) if at else (np.zeros(0), np.zeros(0))
+        # At an alarm the losses are those of the new rows already.
+        going = self._counts(mine, client.when.round) and not alarm
+        ids, counts = _selected(mine) if going else (np.zeros(0), np.zeros(0))
         every, places = np.unique(np.append(ids, best), return_inverse=True)
         sums = np.bincount(places, weights=np.append(counts, np.ones(len(best))), minlength=len(every))
         table: Tensor = torch.from_numpy(np.stack([every, sums]).astype(np.float32))
-        note: dict[str, Any] = {"similar": best}
-        return Met(self.mixed(client, mine, {j: peers[j] for j in best}), {SELECTED: table}, note=note)
+        extra = {SELECTED: table, COUNTED: torch.tensor([float(client.when.round)])}
+        if alarm:
+            extra[BEGAN] = torch.tensor([client.when.round - 1.0])
+        return Met(self.mixed(client, mine, {j: peers[j] for j in best}), extra, state, {"similar": best, **said})
 
-    def _at(self, round: int) -> int:
-        """How many rounds the present selection is old."""
-        return (round - 1) % self.reselect_every if self.reselect_every else round - 1
+    def _at(self, own: Entry, round: int) -> int:
+        """How many rounds the client's present selection is old."""
+        began = own.server.get(BEGAN)
+        age = round - 1 - (0 if began is None else int(began))
+        return age % self.reselect_every if self.reselect_every else age
+
+    def _counts(self, own: Entry, round: int) -> bool:
+        """Whether the client's counts are of its present selection."""
+        counted = own.server.get(COUNTED)
+        return counted is not None and int(counted) >= round - self._at(own, round)
 
 
 def _selected(entry: Entry) -> tuple[np.ndarray, np.ndarray]:

@@ -70,6 +70,8 @@ class Stream:
     """The names that clients have in the data, by number; empty where they have none."""
     cluster_names: tuple[str, ...] = ()
     """The names of the clusters that ``truth["cluster"]`` numbers; empty without clusters."""
+    concept_names: tuple[str, ...] = ()
+    """The names of the concepts that ``truth["concept"]`` numbers; empty without concepts."""
 
     def holding(self, client: int, round: int) -> Holding:
         """What a client holds in a round (from 1)."""

@@ -43,14 +43,14 @@ def make_concepts(data: Dataset, given: Given) -> tuple[Dataset, list[Concept]]:
 
     ``given`` is one of
 
-    - ``{by: COLUMN}``: every value of a column of the data (``source``, ``domain``) is a concept; with ``groups``, lists
-      of its values;
+    - ``{by: COLUMN}``: every value of a column of the data (``source``, ``domain``) is a concept; with ``groups``
+      every list of values;
     - ``{classes: [[..], ..]}``, which is ``{by: class, groups: [[..], ..]}``: groups of labels;
     - ``{by: transform, groups: [..]}``: all rows under each of these transforms;
     - ``{by: swap, groups: [[], [0, 1]]}``: all rows, with labels that are swapped in pairs;
-    - a list with a selector for each concept, or a list of several whose rows it has together. A selector is a mapping of
-      columns to values (one or several), ``classes`` to labels, ``transform`` to one, ``swap`` to labels; what it does
-      not name is not restricted. ``name`` is what the concept is called.
+    - a list with a selector for each concept, or a list of several whose rows it has together. A selector is a mapping
+      of columns to values (one or several), ``classes`` to labels, ``transform`` to one, ``swap`` to labels; what it
+      does not name is not restricted. ``name`` is what the concept is called.
 
     In a selector with ``source`` the labels are those of these sources: 3 is ``mnist:3``.
     """
@@ -72,17 +72,11 @@ def make_concepts(data: Dataset, given: Given) -> tuple[Dataset, list[Concept]]:
         found = np.unique(np.concatenate(parts))
         called = [str(selector["name"]) for selector in selectors if "name" in selector]
         concepts.append(Concept(", ".join(called or names), found % len(data), found // len(data)))
-    for name in (name := [concept.name for concept in concepts]):
-        if names_of(concepts).count(name) > 1:
-            raise ConfigError(
-                f"stream.concepts: two concepts are called {name!r}; give them different names (name: ...)"
-            )
+    called_by = [concept.name for concept in concepts]
+    twice = sorted({name for name in called_by if called_by.count(name) > 1})
+    if twice:
+        raise ConfigError(f"stream.concepts: several are called {twice[0]!r}; give each a name of its own (name: ...)")
     return _layered(data, list(layers)), concepts
-
-
-def names_of(concepts: Sequence[Concept]) -> list[str]:
-    """What the concepts are called."""
-    return [concept.name for concept in concepts]
 
 
 def _listed(data: Dataset, given: Mapping[str, Any]) -> list[list[Selector]]:

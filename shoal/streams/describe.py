@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from .base import Holding, Stream
+from .concepts import ConceptStream
 from .shifts import ShiftStream
 from .tasks import TaskStream
 
 RANDOM = "random each round"
+COUNTED = 1000
+"""Up to so many clients it is counted how many meet each concept."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +32,11 @@ class Table:
 def describe(stream: Stream, rounds: int, clients: int = 10) -> list[Table]:
     """The tables that fit a stream: what clients hold in each phase, tasks by round, clusters, counts of classes.
 
-    ``clients`` is how many clients are shown at most; in the table of clusters by time step, which is narrow, it is 50.
+    ``clients`` is how many clients are shown at most; in the tables of clusters by time step and of concepts by round,
+    which are narrow, it is 50.
     """
+    if isinstance(stream, ConceptStream):
+        return [concept_table(stream), meeting_table(stream, rounds), class_counts(stream, clients)]
     if isinstance(stream, ShiftStream):
         return [cluster_table(stream), step_table(stream, rounds), class_counts(stream, clients)]
     if not stream.tasks:
@@ -178,6 +184,42 @@ def step_table(stream: ShiftStream, rounds: int, clients: int = 50, most: int = 
     return Table("Cluster of each client by time step (rounds)", ("client", *heads), rows, "; ".join(notes))
 
 
+def concept_table(stream: ConceptStream) -> Table:
+    """Each concept: its name, its rows by use, its labels, the rows of a client's chunk, and when it exists."""
+    rows: list[tuple[str, ...]] = []
+    for number, name in enumerate(stream.concept_names):
+        uses = stream.concept_rows(number)
+        sizes = (str(len(some)) for some in (uses.train, uses.validation, uses.test))
+        labels = "" if stream.dataset.is_regression else _list(held_classes(stream, uses.train), 20)
+        smallest, largest, owners = stream.chunk_sizes(number)
+        times = [f"{first} to {'the end' if last is None else last}" for first, last in stream.schedule.spans(number)]
+        rows.append((str(number), name, *sizes, labels, str(owners), _range([smallest, largest]), ", ".join(times)))
+    columns = ("concept", "name", "training rows", "validation rows", "test rows", "labels")
+    return Table(f"Concepts (head: {stream.head})", (*columns, "clients", "rows of a client", "rounds"), rows)
+
+
+def meeting_table(stream: ConceptStream, rounds: int, clients: int = 50, most: int = 20) -> Table:
+    """The concept of each client in the first rounds and, last of all, how many clients meet each of them.
+
+    At most ``clients`` clients and ``most`` rounds are shown; the counts are of all clients up to 1,000, else left out.
+    """
+    shown, note = _shown(stream, clients)
+    picked = min(max(rounds, 1), most)
+    notes = [note] if note else []
+    if rounds > picked:
+        notes.append(f"rounds not shown: {rounds - picked}")
+    counted = range(stream.clients) if stream.clients <= COUNTED else shown
+    met = np.stack([stream.concepts_met(client, picked) for client in counted])
+    rows: list[tuple[str, ...]] = [
+        (str(client), *("-" if concept < 0 else str(concept) for concept in met[client])) for client in shown
+    ]
+    if len(counted) == stream.clients:
+        for number in range(len(stream.concept_names)):
+            rows.append((f"clients of {number}", *(str(count) for count in (met == number).sum(axis=0).tolist())))
+    columns = ("client", *(str(round) for round in range(1, picked + 1)))
+    return Table("Concept of each client by round", columns, rows, "; ".join(notes))
+
+
 def class_counts(stream: Stream, clients: int = 10, round: int = 1) -> Table:
     """How many rows (training and validation) of each original label each client holds in a round.
 
@@ -191,7 +233,7 @@ def class_counts(stream: Stream, clients: int = 10, round: int = 1) -> Table:
         names = enumerate(stream.dataset.classes)
         rows = [(name, *(str(column[label]) for column in counts)) for label, name in names]
     rows.append(("all", *(str(int(column.sum())) for column in counts)))
-    if "client" in stream.targets(round)[0].labels:
+    if any("client" in target.labels for target in stream.targets(round)[:1]):
         rows.append(("test rows", *(str(len(h.test)) for h in held)))
     title = "Rows by client" if stream.dataset.is_regression else "Rows by label and client"
     return Table(title, ("label", *(f"client {client_title(stream, c)}" for c in shown)), rows, note)

@@ -81,7 +81,8 @@ def codes_of(
 ) -> list[int]:
     """The places of these values among the ``names``, by name or, where no name is a number, by place.
 
-    ``by`` says what they are, ``where`` the setting, ``group`` what they make. Raises `ConfigError` for an unknown value, or one that comes twice.
+    ``by`` says what they are, ``where`` the setting, ``group`` what they make. Raises `ConfigError` for an unknown
+    value, or one that comes twice.
     """
     known = {name: code for code, name in enumerate(names)}
     # A source that names its classes numbers them too, and people use either.

@@ -301,6 +301,15 @@ def test_without_validation_rows_the_rate_stays_and_that_is_said() -> None:
     assert not setup_of(FAR, "plain", stream=HELD, local=local).notes
 
 
+def test_a_plateau_of_the_server_without_validation_rows_is_said_too() -> None:
+    method = {"kind": "fedavg", "server": {"kind": "sgd", "lr_schedule": "plateau"}}
+    (note,) = setup_of(FAR, "plain", method=method).notes
+    assert "2 of 2 clients hold no validation rows" in note
+    assert "the server optimiser hears no loss from them" in note
+    assert "local.lr_schedule" not in note
+    assert not setup_of(FAR, "plain", stream=HELD, method=method).notes
+
+
 def test_a_resumed_run_goes_on_at_the_fallen_rate() -> None:
     case = Case(local={"lr": 30.0, "lr_schedule": {"kind": "plateau", "patience": 0, "gamma": 0.25}})
     whole = case.play(case.setup(rounds=5))

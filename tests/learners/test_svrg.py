@@ -121,12 +121,12 @@ def test_an_adaptive_server_and_an_entry_per_task(anchor):
         np.testing.assert_allclose(run.vector(key=key), 0.3 * 0.1 * delta / (np.sqrt(v) + 0.1), rtol=1e-5)
 
 
-def test_a_global_anchor_needs_a_server():
+@pytest.mark.parametrize("anchor", ["global", "scaffold"])
+def test_anchors_that_join_clients_need_a_server(anchor):
     method = {"kind": "learner_lab:Meeting"}
     with pytest.raises(ConfigError, match=r"Svrg .* has none"):
-        setup_of(TWO, svrg("global"), method=method)
-    for anchor in ("local", "scaffold"):
         setup_of(TWO, svrg(anchor), method=method)
+    setup_of(TWO, svrg("local"), method=method)
 
 
 def test_weights_go_with_the_global_anchor():

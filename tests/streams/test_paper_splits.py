@@ -45,7 +45,6 @@ def tables(stream, classes):
 def test_500_and_100_rows_of_one_mix_exactly(alpha):
     """100 clients share all of CIFAR-10: the test rows of a client are a fifth of its own, class by class."""
     partition = Dirichlet(by="client", alpha=alpha, prior="ones", rows=500)
-    begin = time.perf_counter()
     for test_rows in (100, None):
         stream = StaticStream(
             CIFAR, 1, 1, clients=100, partition=partition, validation=0, targets="client", test_rows=test_rows
@@ -58,7 +57,6 @@ def test_500_and_100_rows_of_one_mix_exactly(alpha):
         assert np.abs(test - own / 5).max() < 1
         assert len(torch.cat([target.test for target in stream.targets(1)]).unique()) == 10_000
         assert stream.notes() == []
-    assert time.perf_counter() - begin < 5
 
 
 @pytest.mark.parametrize("alpha", [100.0, 1.0, 0.1])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import shoal
-from shoal.loading import expand, load, overridden
+from shoal.loading import expand, load, overridden, recipes
 from shoal.registry import build
 from shoal.setup import build_stream, resolve_config
 
@@ -15,6 +15,20 @@ def built(recipe, real_data, **changes):
     raw = overridden(load(recipe), {"data.root": str(real_data), **changes})
     config = resolve_config(expand(raw)[0].raw)
     return config, build_stream(config, build("data", config.data).load())
+
+
+@pytest.mark.parametrize("recipe", [name for name in recipes() if name.startswith("hast-")])
+def test_every_method_contacts_six_and_dac_is_there_as_released(recipe: str) -> None:
+    configs = {single.variant: resolve_config(single.raw) for single in expand(load(recipe))}
+    methods = {variant: config.method for variant, config in configs.items()}
+    contacts = {v: m["contacts"] * (2 if v == "hast" else 1) for v, m in methods.items() if v != "local"}
+    assert set(contacts.values()) == {6}
+    first = {variant: methods[variant]["first_contact"] for variant in ("dac", "dac-released")}
+    assert first == {"dac": "kept", "dac-released": "overwritten"}
+    if "pens" in methods:  # nobody is told when a shift comes
+        stream, every = configs["pens"].stream, methods["pens"]["reselect_every"]
+        shifts = {step * stream["rounds_per_step"] for step in range(1, stream["steps"])}
+        assert not shifts & set(range(every, configs["pens"].rounds, every))
 
 
 def test_cifar_has_vehicles_and_animals(real_data: Path) -> None:

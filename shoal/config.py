@@ -127,6 +127,7 @@ class Evaluation(_Strict):
         "shift",
         "contacts",
         "similarity",
+        "alarms",
     ]
     similarity_rounds: list[Annotated[int, Field(ge=1)]] | None = Field(None, max_length=50)
 

@@ -60,10 +60,10 @@ def _share(name: str, value: float, positive: bool = False) -> float:
 class Stages(Schedule):
     """The rate is multiplied by ``gamma`` after each of the points ``at``.
 
-    A point below 1 is a share of the run's rounds (to the nearest whole number), one from 1 on a round: the rate of
-    round 10 is the last one before the point 10. The default is a tenth after one half and after three quarters of the
-    rounds (arXiv 2009.06557). Raises ``ValueError`` for points that are no such thing or not in rising order, and
-    unless ``0 < gamma <= 1``.
+    A point below 1 is a share of the run's rounds (to the nearest whole number from 1 on), one from 1 on a round: the
+    rate of round 10 is the last one before the point 10. The default is a tenth after one half and after three
+    quarters of the rounds (arXiv 2009.06557). Raises ``ValueError`` for points that are no such thing or not in rising
+    order, and unless ``0 < gamma <= 1``.
     """
 
     def __init__(self, *, at: list[float] = [0.5, 0.75], gamma: float = 0.1) -> None:  # noqa: B006 (never changed)
@@ -79,7 +79,7 @@ class Stages(Schedule):
 
     def factor(self, round: int, rounds: int, kept: Mapping[str, Tensor]) -> float:
         """``gamma`` to the number of points that are passed."""
-        points = (math.floor(point * rounds + 0.5) if point < 1 else point for point in self.at)
+        points = (max(1, math.floor(point * rounds + 0.5)) if point < 1 else point for point in self.at)
         return self.gamma ** sum(_before(round) >= point for point in points)
 
     def describe(self) -> dict[str, Any]:

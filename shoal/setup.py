@@ -15,7 +15,6 @@ from .engine import chosen
 from .engine.augment import augmentation
 from .engine.base import find_device
 from .errors import ConfigError
-from .learners.base import Learner
 from .loading import merged
 from .losses import check_arguments
 from .losses.trial import try_loss
@@ -115,14 +114,16 @@ class Setup:
     def notes(self) -> list[str]:
         """Remarks for the user, of the data, the models, the stream and the learner, each once."""
         models = [note for model in self.world.models.values() for note in model.notes]
-        learner = _unvalidated(self.stream, self.method.learner)
+        learner = _unvalidated(self.stream, self.method)
         oracle = _oracle(self.config.method["kind"], self.method)
         return list(dict.fromkeys([*self.dataset.notes, *models, *self.stream.notes(), *learner, *oracle]))
 
 
-def _unvalidated(stream: Stream, learner: Learner) -> list[str]:
-    """What becomes of clients without validation rows where the learner looks at them; of the first clients alone."""
-    if not (learner.reads_validation or learner.reads_reported):
+def _unvalidated(stream: Stream, method: Method) -> list[str]:
+    """What becomes of clients without validation rows where the learner looks at them, or the loss on them is reported;
+    of the first clients alone."""
+    learner, server = method.learner, method.server
+    if not (learner.reads_validation or learner.reads_reported or server.reads_reported):
         return []
     seen = min(stream.clients, LOOKED_AT)
     held = [stream.holding(client, 1) for client in range(seen)]
@@ -132,6 +133,7 @@ def _unvalidated(stream: Stream, learner: Learner) -> list[str]:
     whose = f"of {seen} clients" if seen == stream.clients else f"of the first {seen} clients"
     effects = ["they never stop early"] if learner.reads_validation else []
     effects += ["local.lr_schedule hears nothing from them"] if learner.reads_reported else []
+    effects += ["the server optimiser hears no loss from them"] if server.reads_reported else []
     return [f"{without} {whose} hold no validation rows in round 1: {', and '.join(effects)} (see stream.validation)"]
 
 

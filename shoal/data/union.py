@@ -32,7 +32,8 @@ class Union(Source):
 
     ``sources`` are ``data`` sections of their own, of any kind with images. ``channels``, ``size`` and ``fit`` bring
     all to one shape, see `shoal.data.images.Rule`; without ``channels`` grey sources among coloured ones get three.
-    What still differs is an error. ``labels: separate`` gives every source classes of its own, called ``mnist:3``;
+    What still differs is an error. ``root`` is the folder that the paths of sources without a ``root`` of their own
+    start from. ``labels: separate`` gives every source classes of its own, called ``mnist:3``;
     ``shared`` merges classes with equal names. The column ``source`` has the sources' names; a name that comes again
     gets a number (``digits``, ``digits-2``). A column that only some sources have is ``""`` for the rows of the others.
 
@@ -46,6 +47,7 @@ class Union(Source):
         self,
         *,
         sources: Sources,
+        root: str = "",
         labels: Literal["separate", "shared"] = "separate",
         channels: Channels = None,
         size: Size = None,
@@ -56,6 +58,7 @@ class Union(Source):
         limit_test: Limit = None,
     ) -> None:
         self.sources = _resolved(sources)
+        self.root = root
         self.labels = labels
         self.rule = Rule.of(channels, size, fit)
         self.split_seed = split_seed
@@ -65,7 +68,7 @@ class Union(Source):
 
     def load(self) -> Dataset:
         """The rows of all sources. Raises `DataError`."""
-        loaded: list[Dataset] = [registry.build("data", settings).load() for settings in self.sources]
+        loaded: list[Dataset] = [registry.build("data", self._rooted(settings)).load() for settings in self.sources]
         parts = dict(zip(numbered([data.name for data in loaded]), loaded, strict=True))
         for name, data in parts.items():
             _check(name, data)
@@ -94,6 +97,10 @@ class Union(Source):
             limit=self.limit,
             limit_test=self.limit_test,
         )
+
+    def _rooted(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings of a source with the common root, where it has none of its own."""
+        return {**settings, "root": self.root} if settings.get("root") == "" else settings
 
     def _pixels(self, parts: Mapping[str, Dataset]) -> dict[str, Array]:
         """The images of each source, training rows first, all in one shape."""

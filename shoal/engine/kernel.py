@@ -26,6 +26,7 @@ from ..records import changed
 from ..requests import Drift, Fit, FitResult, Gradient, Score, Served
 from .augment import augmentation
 from .batches import Batches, Scratch
+from .features import Features, Split, split
 from .plan import plan, total_steps
 from .steppers import Stepper
 
@@ -46,6 +47,14 @@ class Workspace:
         set_mode(self.module, True)
         self.defaults = model.buffers.read(self.module)
         self.dropouts = [m for m in self.module.modules() if isinstance(m, Dropout)]
+        self._splits: dict[tuple[tuple[int, int], ...], Split | None] = {}
+
+    def split(self, slices: Sequence[slice]) -> Split | None:
+        """The module before and from the first layer that is trained with these slices, where it can be parted."""
+        key = tuple((s.start, s.stop) for s in slices)
+        if key not in self._splits:
+            self._splits[key] = split(self.module, self.model.space, slices)
+        return self._splits[key]
 
     def holding(self, served: Served, training: bool) -> contextlib.AbstractContextManager[nn.Module]:
         """The module with this model's numbers, in the given mode; its constants are there for a ``with`` block."""
@@ -139,10 +148,13 @@ class Kernel:
         sizes: list[int] = []
         done = 0
         with work.holding(request.start, training=True) as module:
+            source: Batches | Features = batches
+            if request.segments is not None and not changes and anchor is None:
+                module, source = self._features(work, slices, batches, loss, count * request.batch)
             for step in plan(len(request.rows), request.batch, request.epochs, request.steps, coupled, rng):
                 if crash and done >= count // 2:
                     raise SimulatedCrash(f"simulated crash after {done} of {count} steps")
-                x, y = batches.take(step)
+                x, y = source.take(step)
                 for change in changes:
                     x = change(x, chance)
                 x = inputs(x)
@@ -168,6 +180,19 @@ class Kernel:
             vector, buffers = work.snapshot()
         slots = stepper.kept() if request.slots is not None else None
         return FitResult(vector, buffers, done, sum(sizes), _mean_loss(losses, sizes), drift, slots)
+
+    def _features(
+        self, work: Workspace, slices: Sequence[slice], batches: Batches, loss: Loss, seen: int
+    ) -> tuple[nn.Module, Batches | Features]:
+        """The layers to train and their inputs, of a fit that takes about so many rows with repetition: everything and
+        the rows, or what is behind the frozen layers and what these make of the rows.
+
+        A loss of a user's own may look at the whole module.
+        """
+        shipped = type(loss).__module__.startswith("shoal.losses.")
+        parts = work.split(slices) if shipped and self.precision == "float32" and seen >= len(batches.rows) else None
+        found = None if parts is None else Features.of(parts.front, batches)
+        return (work.module, batches) if parts is None or found is None else (parts.back, found)
 
     def _backward(
         self,

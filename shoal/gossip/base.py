@@ -16,7 +16,7 @@ from ..learners.base import Learner
 from ..messages import Assignment, Client, Group, Part, Participant, Update, World, grouped
 from ..methods.base import Method, Program, merge_buffers
 from ..randomness import Moment
-from ..requests import Evaluate, FitResult, Probe, Request, Score, Served
+from ..requests import Evaluate, Probe, Request, Score, Served
 from ..server.base import Mean, ServerOptimizer
 from ..server.fednova import FedNova
 from ..server.means import Weighted
@@ -67,10 +67,10 @@ class Gossip(Method):
     ``initial``: all models start the ``same`` (for each task) or each on its ``own``. ``topology`` says who can be
     contacted at all. ``offline``: a client that does not take part in a round is ``unreachable``, or its last model is
     still ``reachable``; who will be late or crash in the round cannot be known, and is contacted. ``finetune`` trains
-    the ``segment`` alone once more after the local training, with a new optimiser: ``always``, or kept ``if_better`` on
-    the validation rows (without any it is not tried). ``loss_mean``: losses that are compared are means over ``rows``,
-    or over ``batches`` of ``local.batch_size`` (the mean of their means). ``probes``: models are measured on the
-    client's test rows ``before`` the contacts, once ``mixed``, and ``trained``.
+    the ``segment`` alone once more after the local training, with the same learner and a new optimiser: ``always``, or
+    kept ``if_better`` on the validation rows (without any it is not tried). ``loss_mean``: losses that are compared
+    are means over ``rows``, or over ``batches`` of ``local.batch_size`` (the mean of their means). ``probes``: models
+    are measured on the client's test rows ``before`` the contacts, once ``mixed``, and ``trained``.
 
     ``mean`` is how models are mixed. ``server`` is each client's own: its step goes from its entry of the round before
     towards the trained model.
@@ -203,33 +203,37 @@ class Gossip(Method):
         part, state = yield from self.learner.fit(key, start, mine, client)
         if met is not None and last:
             note.update(met.note)
-            part, tuned = yield from self._tuned(mine, start, part, client)
+            part, more, tuned = yield from self._tuned(key, mine, start, part, client)
             note.update(tuned)
             part = replace(part, extra={**part.extra, **met.extra})
-            state = {**state, **met.state}
+            state = {**state, **more, **met.state}
             if probing and part.vector is not None:
                 yield Probe("trained", Served(start.model, part.vector, part.buffers))
         return Update({key: part}, weight=len(client.train), state=state, note=note)
 
     def _tuned(
-        self, mine: Entry, start: Served, part: Part, client: Client
-    ) -> Generator[Request, Any, tuple[Part, dict[str, Any]]]:
-        """The part after the fine-tuning, and a note on it; ``start`` is the model that drift is measured from."""
+        self, key: Key, mine: Entry, start: Served, part: Part, client: Client
+    ) -> Generator[Request, Any, tuple[Part, dict[str, Value], dict[str, Any]]]:
+        """The part after the fine-tuning, the learner's private state where it was kept, and a note on it.
+
+        ``start`` is the model that drift is measured from. The learner's terms (a proximal one) hold here, too.
+        """
         judged = self.finetune == "if_better"
         if self.finetune == "off" or part.vector is None or (judged and not len(client.validation)):
-            return part, {}
+            return part, {}, {}
         before = Served(start.model, part.vector, part.buffers)
         alone = {"segments": self.segments, "since": start.vector, "purpose": "finetune"}
-        fit = self.learner.request(before, client, entry=mine, **alone)
-        result: FitResult = yield fit
-        after = Served(start.model, result.vector, result.buffers)
+        tuned, state = yield from self.learner.fit(key, before, mine, client, **alone)
+        if tuned.vector is None:
+            return part, {}, {}
+        after = Served(start.model, tuned.vector, tuned.buffers)
         note: dict[str, Any] = {"finetuned": True}
         if judged:
             old, new = yield from self.scores((before, after), client.validation)
             note = {"finetuned": new.loss < old.loss, "validation_losses": [old.loss, new.loss]}
-        if note["finetuned"]:
-            part = replace(part, vector=result.vector, buffers=result.buffers)
-        return part, note
+        if not note["finetuned"]:
+            return part, {}, note
+        return replace(part, vector=tuned.vector, buffers=tuned.buffers), state, note
 
     def merge(self, bank: Bank, updates: Sequence[Update], when: Moment) -> Bank:
         """Every client's entry by its own server step, with what it publishes and keeps."""

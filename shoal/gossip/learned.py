@@ -17,7 +17,10 @@ from ..messages import Client, World
 from ..randomness import Moment
 from ..requests import Request, Score, Served
 from ..server.base import Mean, ServerOptimizer
+from .awareness import NOTHING, Noticed, OnShift, no_alarms, notice, read_alarms, told, watched
 from .base import Finetune, Gossip, Initial, LossMean, Offline, Per, Segment
+from .detectors import Detector
+from .graphs import belong
 from .similarities import MOST_CLIENTS, PUBLISHED, Rising, Similarities, draw, two_hop
 from .topologies import Topology
 
@@ -39,7 +42,14 @@ class Learned(Gossip):
     entries and the `Score` of the peer's model on the client's training rows. ``kept``: at most so many
     similarities are kept and published, the largest; the others count as unknown.
 
-    Whom a client ever contacted is its private state, and stays there when data shift.
+    Whom a client ever contacted is its private state, and stays there when data shift, unless clients are aware.
+
+    ``awareness`` is a detector that is shown the loss of the client's own model at the start of each round; without one
+    nobody notices a shift. After an alarm all similarities of the client are old, and its alarm travels with its model,
+    and on with the models of those that hear of it: their numbers about this client are old, too. ``on_shift`` says
+    what becomes of them: ``forget`` takes them away, and whom they are about counts as never contacted; ``age``
+    multiplies them by ``aging``, and the next measurement or estimate takes their place. Nobody takes an old number for
+    an estimate by two hops; from its first alarm on a client says nothing of those that it does not know.
     """
 
     def __init__(
@@ -63,6 +73,9 @@ class Learned(Gossip):
         segment: Segment,
         loss_mean: LossMean,
         probes: bool,
+        awareness: Detector | None = None,
+        on_shift: OnShift = "forget",
+        aging: float = 0.5,
     ) -> None:
         super().__init__(
             world,
@@ -86,12 +99,15 @@ class Learned(Gossip):
         self.two_hop = two_hop
         self.rule = cast(Rule, registry.find("score", score))
         self.kept = kept
+        self.awareness = awareness
+        self.on_shift = on_shift
+        self.aging = aging
 
     def start(self) -> Bank:
         """All entries, which publish that nothing is known yet."""
         bank = super().start()
-        nothing = Similarities.of({}).tensor()
-        return bank.put({key: entry.new(extra={PUBLISHED: nothing}) for key, entry in bank.entries.items()})
+        nothing = {PUBLISHED: Similarities.of({}).tensor(), **({} if self.awareness is None else no_alarms())}
+        return bank.put({key: entry.new(extra=nothing) for key, entry in bank.entries.items()})
 
     def alike(self, own: Entry, when: Moment, client: int, eligible: np.ndarray, count: int) -> list[int]:
         """``count`` of the eligible clients by similarity, from what the client itself published last."""
@@ -112,6 +128,16 @@ class Learned(Gossip):
             raise ValueError(f"a score is a finite number; got {odd} by client")
         return scores
 
+    def noticed(
+        self, client: Client, key: Key, mine: Entry, peers: Mapping[int, Entry]
+    ) -> Generator[Request, Any, Noticed | None]:
+        """What the client knows of shifts in this round, its own and those that its contacts tell; ``None`` if it is
+        not aware of any."""
+        if self.awareness is None:
+            return None
+        (found,) = yield from self.scores((Served.of(mine),), watched(self.awareness, client))
+        return notice(self.awareness, client, key, mine, peers, found.loss, self.kept)
+
     def learnt(
         self,
         client: Client,
@@ -119,17 +145,53 @@ class Learned(Gossip):
         peers: Mapping[int, Entry],
         measured: Mapping[int, float],
         settled: np.ndarray,
-    ) -> Similarities:
-        """The client's similarities after it measured these, with estimates for those outside ``settled``."""
-        known = Similarities.read(mine, self.unknown).joined(Similarities.of(measured))
-        if not self.two_hop:
-            return known
-        theirs = {j: Similarities.read(peers[j], self.unknown) for j in measured}
-        return two_hop(known, theirs, measured, np.union1d(settled, [client.id]))
+        noticed: Noticed | None = None,
+    ) -> tuple[Similarities, np.ndarray]:
+        """The client's similarities after it measured these, with estimates for those outside ``settled``; and the ids
+        of those that are aged."""
+        own, aged = Similarities.read(mine, self.unknown), NOTHING
+        if noticed is not None:
+            stale = noticed.stale(own.ids)
+            if self.on_shift == "forget":
+                own = own.without(stale)
+            else:
+                own = own.times(self.aging, stale)
+                aged = np.setdiff1d(np.union1d(noticed.aged, stale), list(measured)).astype(np.int64)
+        known = own.joined(Similarities.of(measured))
+        if self.two_hop:
+            theirs, mute = {}, {}
+            for j in measured:
+                theirs[j] = Similarities.read(peers[j], self.unknown)
+                if noticed is not None:
+                    mute[j] = noticed.mute(peers[j], theirs[j])
+                    if j in read_alarms(peers[j]).ids:
+                        theirs[j] = Similarities.read(peers[j])
+            fixed = np.union1d(np.setdiff1d(settled, aged), [client.id])
+            found = two_hop(known, theirs, measured, fixed, mute)
+            old = known.values_of(aged)
+            aged = aged[belong(aged, found.ids) & (found.values_of(aged) == old)]
+            known = found
+        return known, aged
 
-    def published(self, similarities: Similarities) -> dict[str, Tensor]:
+    def published(
+        self, similarities: Similarities, noticed: Noticed | None = None, aged: np.ndarray = NOTHING
+    ) -> dict[str, Tensor]:
         """What goes into the entry."""
-        return {PUBLISHED: similarities.largest(self.kept).tensor()}
+        kept = similarities.largest(self.kept)
+        alarms = {} if noticed is None else told(noticed.alarms, aged[belong(aged, kept.ids)])
+        return {PUBLISHED: kept.tensor(), **alarms}
+
+    def remembered(self, before: np.ndarray, noticed: Noticed | None) -> np.ndarray:
+        """Whom the client ever contacted, without those that it forgets."""
+        if noticed is None or self.on_shift == "age":
+            return before
+        kept: np.ndarray = before[:, ~belong(before[0], noticed.stale(before[0]))]
+        return kept
+
+    @staticmethod
+    def said(noticed: Noticed | None) -> dict[str, Any]:
+        """The note on a round: whether the client alarmed."""
+        return {} if noticed is None else {"alarm": noticed.alarm}
 
     @staticmethod
     def contacted(client: Client, key: Key) -> np.ndarray:

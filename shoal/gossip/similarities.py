@@ -57,9 +57,9 @@ class Similarities:
         return cls(ids, np.array([known[int(i)] for i in ids], dtype=np.float64), unknown)
 
     @classmethod
-    def read(cls, entry: Entry, unknown: float = 0.0) -> Similarities:
-        """Those that an entry publishes; none where it publishes nothing."""
-        stored = entry.extra.get(PUBLISHED)
+    def read(cls, entry: Entry, unknown: float = 0.0, name: str = PUBLISHED) -> Similarities:
+        """Those that an entry publishes, or another table by its ``name``; none where it publishes nothing."""
+        stored = entry.extra.get(name)
         if stored is None:
             return cls.of({}, unknown)
         table = stored.numpy()
@@ -85,6 +85,12 @@ class Similarities:
         """Those of clients that are not in ``others`` (sorted)."""
         away = ~belong(self.ids, others)
         return Similarities(self.ids[away], self.values[away], self.unknown)
+
+    def times(self, factor: float, others: np.ndarray) -> Similarities:
+        """These, with the numbers of clients in ``others`` (sorted) multiplied."""
+        return Similarities(
+            self.ids, np.where(belong(self.ids, others), factor * self.values, self.values), self.unknown
+        )
 
     def joined(self, more: Similarities) -> Similarities:
         """These and ``more``, which wins where both know a client."""
@@ -113,30 +119,38 @@ def inverse_loss(own: Entry, peer: Entry, found: Score) -> float:
 
 
 def two_hop(
-    own: Similarities, peers: Mapping[int, Similarities], measured: Mapping[int, float], settled: np.ndarray
+    own: Similarities,
+    peers: Mapping[int, Similarities],
+    measured: Mapping[int, float],
+    settled: np.ndarray,
+    mute: Mapping[int, np.ndarray] | None = None,
 ) -> Similarities:
     """``own`` with estimates of clients that were never contacted, from what the contacts of this round know.
 
     ``peers`` are the contacts' similarities at the round's start, ``measured`` the client's own to them. A client j
     outside ``settled`` (sorted ids: those that keep their number, and the client itself) gets the number of the most
     similar contact that has one above 0 for it; of equally similar contacts the one with the lower id. Where the number
-    of the unknown is above 0 every contact has one of everybody but itself.
+    of the unknown is above 0 every contact has one of everybody but itself. Contact k says nothing of the clients in
+    ``mute[k]``, whatever number it has.
     """
     found = own
     left: np.ndarray | None = None  # who still has no estimate; None: everybody outside `settled`
     for k in sorted(peers, key=lambda k: (-measured[k], k)):
         theirs = peers[k]
+        silent = np.append(theirs.ids[theirs.values <= 0], k)
+        if mute is not None and k in mute:
+            silent = np.union1d(silent, mute[k])
         if left is not None:
-            told = left[(left != k) & (theirs.values_of(left) > 0)]
+            told = left[(theirs.values_of(left) > 0) & ~np.isin(left, silent)]
             found = found.without(told).joined(theirs.within(told))
             left = left[~belong(left, told)]
         elif theirs.unknown > 0:
             # It speaks of everybody but itself: who is unknown to it becomes unknown here.
-            left = np.setdiff1d(np.append(theirs.ids[theirs.values <= 0], k), settled)
+            left = np.setdiff1d(silent, settled)
             kept = np.union1d(settled, left)
             found = found.within(kept).joined(theirs.without(kept))
         else:
-            news = theirs.without(np.union1d(settled, np.append(theirs.ids[theirs.values <= 0], k)))
+            news = theirs.without(np.union1d(settled, silent))
             found = found.joined(news)
             settled = np.union1d(settled, news.ids)
     return found

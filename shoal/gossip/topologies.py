@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -203,7 +204,13 @@ class Rounds:
 
     def at(self, round: int) -> Graph:
         """The graph of a round (from 1)."""
-        return self._fixed or self.topology.graph(self.clients, self.seed, round)
+        return self._fixed or _of_round(self, round)
+
+
+@functools.lru_cache(maxsize=4)
+def _of_round(rounds: Rounds, round: int) -> Graph:
+    """A pure function, which every client of a round may ask for: keeping some graphs changes nothing but the time."""
+    return rounds.topology.graph(rounds.clients, rounds.seed, round)
 
 
 def circulant(clients: int, steps: Any) -> np.ndarray:

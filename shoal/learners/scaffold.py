@@ -38,7 +38,13 @@ class Scaffold(Learner):
 
     Option II holds for plain SGD steps only, as in the paper: with momentum or Adam ``(x - y) / (K lr)`` is no mean
     gradient. Raises ``ValueError`` for those. Parameters that a fit does not train keep their variates.
+
+    It needs a server: of an entry that a single client trains c is ``c_i / N``, and the correction ``c - c_i`` takes
+    all but an N-th of the client's own gradient away. An entry that n of the N clients ever train, of a cluster,
+    likewise learns at about n / N of the rate.
     """
+
+    needs_server = True
 
     def __init__(self, world: World, local: Local, *, option: Literal["I", "II"] = "II") -> None:
         super().__init__(world, local)

@@ -39,8 +39,8 @@ class Svrg(Learner):
       ``mean: weighted`` does) or ``uniform`` (the plain mean over draws, with ``mean: uniform``).
     - ``scaffold``: the step of `Scaffold` with option II, which keeps variates instead of gradients at x.
 
-    ``global`` needs a method with a server. A client that trains an entry for which no gradient arrived in the first
-    exchange fails by name: training it without the correction would be another method.
+    ``global`` and ``scaffold`` need a method with a server. A client that trains an entry for which no gradient arrived
+    in the first exchange fails by name: training it without the correction would be another method.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Svrg(Learner):
         self.weights = weights
         self.scaffold = Scaffold(world, local) if anchor == "scaffold" else None
         self.exchanges = 2 if anchor == "global" else 1
-        self.needs_server = anchor == "global"
+        self.needs_server = anchor != "local"
 
     def fit(
         self, key: Key, start: Served, entry: Entry, client: Client, **request: Any

@@ -111,8 +111,13 @@ class Accuracy(Measure):
         model = composer(self.context.method, seen.after)
         kinds = tuple(self.context.evaluate.metrics)
         failures = []
-        scores = seen.score([([model(group)], serving.target.test) for serving, group in pending], kinds)
-        for (serving, group), (score,) in zip(pending, scores, strict=True):
+        # Where one model serves many clients on the same rows, it is measured once.
+        asked = [(group.entry, serving.target.test.data_ptr(), len(serving.target.test)) for serving, group in pending]
+        once = {key: (group, serving.target.test) for key, (serving, group) in zip(asked, pending, strict=True)}
+        answers = seen.score([([model(group)], rows) for group, rows in once.values()], kinds)
+        scores = dict(zip(once, answers, strict=True))
+        for (serving, group), key in zip(pending, asked, strict=True):
+            (score,) = scores[key]
             values = {kind: score.metrics.get(kind) for kind in kinds}
             for kind, value in values.items():
                 if isinstance(value, list):

@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
+
+from ..gossip.graphs import Graph
 from ..messages import Update
 from .base import Context, Line, Measure, Seen
 from .values import mean
@@ -23,7 +26,8 @@ class Contacts(Measure):
     A line for each way in which contacts are ``drawn``: ``similar`` (by similarity) and ``random``, with the number of
     ``contacts`` behind it, and one for ``chance``: what a uniform draw among the other clients would give, ``(size of
     the client's cluster - 1) / (K - 1)``, as the mean over the clients that drew somebody (``clients``). K counts
-    the clients that can be met: the participants of the round; all clients where somebody else was met, too.
+    the clients that can be met: the participants of the round; all clients where somebody else was met, too. Where the
+    method has a topology only the client's neighbours among them count.
 
     ``messages``: how many peers' models clients received in the round, all together, with the number of
     ``clients`` that took part. Their bytes are ``total_bytes_down``, see `shoal.metrics.costs`.
@@ -69,11 +73,23 @@ class Contacts(Measure):
                 lines.append(
                     {"metric": "contact_purity", "value": same / len(pairs), "drawn": drawn, "contacts": len(pairs)}
                 )
-        who = {client for pairs in found.values() for client, _ in pairs}
-        if who:
-            chance = mean((sizes[clusters[client]] - 1) / (len(pool) - 1) for client in who)
-            lines.append({"metric": "contact_purity", "value": chance, "drawn": CHANCE, "clients": len(who)})
+        who = sorted({client for pairs in found.values() for client, _ in pairs})
+        graph = self._graph(seen.when.round)
+        if graph is None:
+            chances = [(sizes[clusters[client]] - 1) / (len(pool) - 1) for client in who]
+        else:
+            there = np.array(sorted(pool), dtype=np.int64)
+            near = [(client, graph.among(client, there).tolist()) for client in who]
+            chances = [sum(clusters[p] == clusters[c] for p in peers) / len(peers) for c, peers in near if peers]
+        if chances:
+            lines.append({"metric": "contact_purity", "value": mean(chances), "drawn": CHANCE, "clients": len(chances)})
         return lines
+
+    def _graph(self, round: int) -> Graph | None:
+        """Who could be met in a round, of a method that has a topology; ``None``: everybody."""
+        graph_of = getattr(self.context.method, "graph", None)
+        graph = None if graph_of is None else graph_of(round)
+        return graph if isinstance(graph, Graph) and graph.edges is not None else None
 
     @staticmethod
     def summarise(lines: Sequence[Line]) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def _of_shifts(present: set[str]) -> list[tuple[str, str]]:
     """One item for each number of shifts and contacts; the groups of clients are explained by their names."""
     found: dict[str, str] = {}
     for key in sorted(present):
-        if key.partition(".")[0] in ("drop_after_shift", "recovery_rounds", "contact_purity"):
+        if key.partition(".")[0] in ("drop_after_shift", "recovery_rounds", "contact_purity", "alarms"):
             label, _, meaning = describe(key)
             group = next((f" ({words})" for words in SHIFTED.values() if label.endswith(f"({words})")), "")
             label = label.removesuffix(group)

@@ -211,6 +211,16 @@ _RECOVERY = {
                     "Rounds until 90 % of the gain from the first to the last measured round of the same step; what "
                     "the step before ended with does not matter to it."),
 }  # fmt: skip
+_ALARMS = {
+    "all": ("Alarms", COUNT, "How often a client noticed a jump of its own loss."),
+    "changes": ("Changes of cluster", COUNT, "How often a client's true cluster became another one."),
+    "detected": ("Changes noticed", COUNT, "Changes with an alarm of the client within five rounds."),
+    "missed": ("Changes not noticed", COUNT, "Changes without an alarm within five rounds, or before the next one."),
+    "mean_delay": ("Rounds from a change to its alarm", PLAIN, "Mean over the changes noticed; 0 is the same round."),
+    "false": ("False alarms", COUNT, "Alarms that are not the first within five rounds after a change."),
+    "new_rows": ("False alarms at new rows", COUNT, "Those in a round with new rows of the same cluster."),
+    "false_rate": ("False alarms per round of a client", PERCENT, "Of all rounds of clients without a change."),
+}  # fmt: skip
 _PURITY = {
     "similar": ("Purity of contacts by similarity",
                 "Share of the contacts drawn by similarity whose current cluster is the client's own."),
@@ -295,7 +305,7 @@ def describe(key: str) -> Number:
 
 
 def _of_shifts(key: str) -> Number | None:
-    """The numbers of `shoal.metrics.shift` and `shoal.metrics.contacts`."""
+    """The numbers of `shoal.metrics.shift`, `shoal.metrics.contacts` and `shoal.metrics.alarms`."""
     name, *rest = key.split(".")
     if name == "drop_after_shift" and len(rest) == 2:
         group, stage = SHIFTED.get(rest[0], rest[0]), STAGES.get(rest[1], rest[1].replace("_", " "))
@@ -311,6 +321,8 @@ def _of_shifts(key: str) -> Number | None:
     if name == "contact_purity" and len(rest) == 1 and rest[0] in _PURITY:
         label, meaning = _PURITY[rest[0]]
         return Number(label, PERCENT, meaning)
+    if name == "alarms" and len(rest) == 1 and rest[0] in _ALARMS:
+        return Number(*_ALARMS[rest[0]])
     return None
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from . import alarms
 from .charts import Chart, Key, figure, group, lines, span
 from .load import Run, Runs
 from .numbers import SHIFTED, STAGES, written
@@ -26,9 +27,11 @@ _COUNTS = ("recovered", "never", "nothing_lost")
 
 def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     """A sentence, the accuracy at each stage of a round, a table of drops, the purity of contacts, and heat maps."""
-    body = _stages(runs) + _table(runs, comparison) + _boundaries(runs) + _purity(runs) + heat_maps(runs)
+    body = _stages(runs) + _table(runs, comparison) + _boundaries(runs) + _purity(runs)
+    body += alarms.chart(runs) + heat_maps(runs)
     if body:
-        body = "".join(f"<p>{tied(said)}</p>" for said in sentences(comparison)) + body
+        said = [*sentences(comparison), *alarms.sentences(comparison)]
+        body = "".join(f"<p>{tied(one)}</p>" for one in said) + body
         unfinished = any(run.boundaries and not run.finished for run in runs.runs)
         if unfinished and not any(run.records.get("shift") for run in runs.runs):
             body = paragraph("No step after a shift is over yet.") + body
@@ -212,6 +215,9 @@ _COLUMNS = (
     ("At random (%)", "contact_purity.random"),
     ("By chance (%)", "contact_purity.chance"),
     ("Models received per round", "messages_per_round"),
+    ("Changes noticed", "alarms.detected"),
+    ("Rounds late", "alarms.mean_delay"),
+    ("False alarms", "alarms.false"),
 )
 
 

@@ -9,10 +9,12 @@ import pytest
 import torch
 from gossip_lab import Run, built, data_of, descended, flat, forward, mean, play, weights_of
 
-from shoal.bank import Bank
+from shoal.bank import Bank, Entry, Key
 from shoal.errors import ConfigError
-from shoal.messages import Participant
+from shoal.learners.proximal import Proximal
+from shoal.messages import Client, Group, Participant
 from shoal.randomness import Moment
+from shoal.requests import Served
 
 KINDS = ["local", "random", "dac", "hast", "pens", "oracle"]
 CLUSTERS = {"clusters": [0, 1, 0, 1, 0]}
@@ -190,18 +192,67 @@ def test_a_clipped_mean_bounds_the_mix_and_not_the_training() -> None:
 def test_means_and_learners_that_need_a_server_are_refused() -> None:
     with pytest.raises(ConfigError, match="mean fednova divides by local steps, and peers mix models"):
         built(method={**settings("random"), "mean": "fednova"})
-    with pytest.raises(ConfigError, match="joins numbers of all clients on a server"):
-        built(method=settings("hast"), local={"learner": {"kind": "svrg", "anchor": "global"}})
+    # SCAFFOLD's c would be a fifth of c_i, and take four fifths of every gradient away.
+    for learner in ("scaffold", "svrg", {"kind": "svrg", "anchor": "global"}):
+        with pytest.raises(ConfigError, match="joins numbers of all clients on a server"):
+            built(method=settings("hast"), local={"learner": learner})
 
 
-@pytest.mark.parametrize("learner", ["scaffold", "svrg", {"kind": "proximal", "mu": 1.0}])
+class Counting(Proximal):
+    """A learner with numbers of its own, at the client and in the entry."""
+
+    def fit(self, key: Key, start: Served, entry: Entry, client: Client, **request: Any) -> Any:
+        part, _ = yield from super().fit(key, start, entry, client, **request)
+        before = client.state.get("counting/fits", 0)
+        assert isinstance(before, int)
+        return part, {"counting/fits": before + 1}
+
+    def extra(self, key: Key, old: Entry, new: Entry, group: Group, when: Moment) -> dict[str, torch.Tensor | None]:
+        return {"counting/merges": old.extra.get("counting/merges", torch.zeros(1)) + 1}
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [{"kind": "svrg", "anchor": "local"}, {"kind": "proximal", "mu": 1.0}, {"kind": "test_gossip:Counting", "mu": 1.0}],
+)
 def test_learners_go_with_it(learner: Any) -> None:
-    run = play(method=settings("hast"), local={"learner": learner, "lr": 0.1}, rounds=2)
-    plain = play(method=settings("hast"), local={"lr": 0.1}, rounds=2)
+    changes: Any = {"lr": 0.1, "epochs": 3, "batch_size": 4}
+    run = play(method=settings("hast"), local={"learner": learner, **changes}, rounds=2)
+    plain = play(method=settings("hast"), local=changes, rounds=2)
     assert not np.array_equal(run.vector(2, 0), plain.vector(2, 0))
-    if learner == "scaffold":
-        assert {"control/c", "gossip/similarities"} <= set(run.state(2).bank["client/0"].extra)
-        assert {"control/client/0", "gossip/contacted/client/0"} <= set(run.state(2).clients[0])
+    if learner["kind"] == "test_gossip:Counting":  # beside the method's own numbers; the warm-up counts, too
+        extra, state = run.state(2).bank["client/0"].extra, run.state(2).clients[0]
+        assert set(extra) == {"counting/merges", "gossip/similarities"}
+        assert (extra["counting/merges"].tolist(), state["counting/fits"]) == ([3.0], 3)
+        assert "gossip/contacted/client/0" in state
+
+
+@pytest.mark.parametrize(("mu", "moves"), [(0.0, True), (1e9, False)])
+def test_the_fine_tuning_has_the_terms_of_the_learner(mu: float, moves: bool) -> None:
+    local = {"learner": {"kind": "proximal", "mu": mu, "implicit": True}}
+    on, off = (play(method=settings("hast", finetune=how), local=local, rounds=1) for how in ("always", "off"))
+    for i in range(5):
+        assert (np.abs(on.vector(1, i) - off.vector(1, i)).max() > 1e-3) == moves
+
+
+class Remembering(Proximal):
+    """A learner whose private number is the purpose of its last fit that counts."""
+
+    def fit(self, key: Key, start: Served, entry: Entry, client: Client, **request: Any) -> Any:
+        part, _ = yield from super().fit(key, start, entry, client, **request)
+        return part, {"last": request.get("purpose", "fit")}
+
+
+def test_the_learners_private_state_is_that_of_the_fine_tuning_where_it_is_kept() -> None:
+    local = {"learner": {"kind": "test_gossip:Remembering", "mu": 0.1}}
+    runs = {how: play(method=settings("hast", finetune=how), local=local, rounds=1) for how in ("off", "if_better")}
+    kept = [not np.array_equal(runs["off"].vector(1, i), runs["if_better"].vector(1, i)) for i in range(5)]
+    assert any(kept)
+    assert not all(kept)
+    for i in range(5):
+        assert runs["off"].state(1).clients[i]["last"] == "fit"
+        assert runs["if_better"].state(1).clients[i]["last"] == ("finetune" if kept[i] else "fit")
+        assert "gossip/contacted/client/0" in runs["if_better"].state(1).clients[0]
 
 
 def test_probes_are_measured_before_the_contacts_once_mixed_and_trained() -> None:

@@ -12,7 +12,9 @@ from gossip_lab import Run, built, data_of, forward, mean, play, weights_of
 
 from shoal.bank import Entry
 from shoal.errors import ConfigError
+from shoal.messages import Participant
 from shoal.methods.pens import Pens
+from shoal.randomness import Moment
 
 SIZES = [9, 17, 6, 13, 21]
 
@@ -76,6 +78,29 @@ def test_selection_begins_anew() -> None:
         assert sum(counts(run, 2, i).values()) == 4
         assert sum(counts(run, 3, i).values()) == 4  # gossip
         assert counts(run, 4, i) == dict.fromkeys(best(run, 4, i), 1)
+
+
+def test_who_misses_the_first_round_of_a_new_selection_begins_anew_all_the_same() -> None:
+    """Four of five take part: rounds 1, 2, 4 and 5 select, with two of the best in each."""
+    run = play(method=method(reselect_every=3), rounds=6, participation={"count": 4})
+    there = {line["round"]: line["participants"] for line in run.all(record="round")}
+    late = [i for i in there[5] if i not in there[4] and {1, 2} & {r for r in there if i in there[r]}]
+    assert late
+    for i in range(5):
+        for first in (1, 4):
+            chosen = 2 * sum(i in there[round] for round in (first, first + 1))
+            found = run.state(first + 1).bank[f"client/{i}"].server
+            if chosen:
+                assert sum(counts(run, first + 1, i).values()) == chosen
+            elif first == 1:
+                assert "kept/selected" not in found
+    # Nobody to speak of: a client that was in no round of the second selection has all neighbours.
+    made, old = run.setup.method, run.state(2).bank["client/0"]
+    assert isinstance(made, Pens)
+    old = old.new(server={**old.server, "kept/selected": torch.tensor([[1.0], [9.0]])})
+    seat = Participant(0)
+    assert made.drawn(old, Moment(0, 3), seat, np.arange(1, 5), {})["similar"] == [1]
+    assert len(made.drawn(old, Moment(0, 6), seat, np.arange(1, 5), {})["random"]) == 2
 
 
 def test_counts_are_never_sent() -> None:

@@ -154,3 +154,21 @@ def test_two_thousand_clients() -> None:
     graph = topology("random-regular", degree=6).graph(2_000, 0, 1)
     assert {graph.degree(c) for c in range(2_000)} == {6}
     assert topology("erdos-renyi", probability=0.002).graph(2_000, 0, 1).degree(1_999) < 30  # 4 expected
+
+
+def test_a_graph_of_a_round_is_made_once_however_many_clients_ask() -> None:
+    """Every client of PENS asks for its degree; a run made anew must not find the graphs of another one."""
+    made: list[tuple[int, int]] = []
+
+    class Own(Topology):
+        fixed = False
+
+        def graph(self, clients: int, seed: int, round: int) -> Graph:
+            made.append((seed, round))
+            return Graph(clients, np.array([[0, round]]))
+
+    one, other = Rounds(Own(), 9, 0), Rounds(Own(), 9, 1)
+    for round in (1, 2):
+        assert [graph.at(round).degree(round) for graph in (one, other) for _ in range(5)] == [1] * 10
+    assert sorted(made) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert one.at(3).degree(2) == 0

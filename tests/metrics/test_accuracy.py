@@ -63,6 +63,19 @@ def test_plain_and_weighted_means_differ():
     assert summary["accuracy_by_target"] == {"client=0": 0.0, "client=1": 1.0}
 
 
+def test_one_model_that_serves_several_clients_on_the_same_rows_is_measured_once():
+    shared, other = rows(10, 5), rows(10, 6)
+    stream = FakeStream([target(shared, client=0), target(shared, client=1), target(other, client=2)])
+    method = FakeMethod({0: [("global",)], 1: [("global",)], 2: [("global",)]})
+    score = FakeScore({((1.0,), 10): (0.5, 0.7)})
+    lines = run(Accuracy(context(stream, method)), seen(1, bank(**{"global": 1}), score))
+    assert [(line["client"], line["value"], line["rows"]) for line in of_metric(lines, "accuracy")] == [
+        *((client, 0.5, 5) for client in (0, 1)),
+        (2, 0.5, 6),
+    ]
+    assert score.calls == [[((1.0,), 10)] * 2]
+
+
 def test_what_did_not_change_is_not_measured_again():
     score = FakeScore({((1.0,), 10): (0.5, 0.7), ((2.0,), 20): (0.9, 0.3), ((3.0,), 20): (0.95, 0.2)})
     first = bank(task_0=1, task_1=2)

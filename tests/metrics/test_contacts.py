@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from measure_fakes import EMPTY, FakeStream, context, entry, seen
 
+from shoal.gossip.graphs import Graph
 from shoal.messages import Assignment, Failure, Outcome, Update
 from shoal.metrics.contacts import Contacts
 from shoal.streams.base import Holding
@@ -28,11 +30,13 @@ def given(client: int, random: list[int] | None = None, similar: list[int] | Non
     return Assignment(client, tuple(peers), own, note=note, entries={key: entry(0.0) for key in (*peers, *own)})
 
 
-def observe(stream: Clusters, *assignments: Assignment, round: int = 1, present: list[int] | None = None) -> Any:
+def observe(
+    stream: Clusters, *assignments: Assignment, round: int = 1, present: list[int] | None = None, method: Any = None
+) -> Any:
     who = range(stream.clients) if present is None else present
     truths = {c: stream.holding(c, round).truth for c in who}
     outcomes = [Outcome(one.client, Update({}, 1.0)) for one in assignments]
-    return Contacts(context(stream)).observe(
+    return Contacts(context(stream, method)).observe(
         seen(round, assignments=assignments, outcomes=outcomes, truths=truths), {}
     )[0]
 
@@ -71,6 +75,22 @@ def test_only_those_that_can_be_met_count() -> None:
     assert purity(observe(SIX, given(0, random=[1]), present=[0, 1, 4]))["chance"][0] == 1 / 2
     # Client 5 is met although it takes no part: everybody can be.
     assert purity(observe(SIX, given(0, random=[5]), present=[0, 1, 4]))["chance"][0] == 3 / 5
+
+
+class Meeting:
+    """A method in which clients 0 to 5 stand in a row: each can meet those beside it."""
+
+    def graph(self, round: int) -> Graph:
+        return Graph(6, np.array([[i, i + 1] for i in range(5)]))
+
+
+def test_with_a_topology_chance_is_that_of_the_neighbours() -> None:
+    # Of cluster 0 are 0, 1, 2 and 3. Client 0 has 1 beside it; 3 has 2 and 4; 5 has 4. One, a half, and one.
+    given_to = [given(0, similar=[1]), given(3, similar=[4]), given(5, random=[4])]
+    assert purity(observe(SIX, *given_to, method=Meeting()))["chance"] == (pytest.approx(2.5 / 3), 3)
+    # Client 4 takes no part: 3 has 2 alone.
+    some = observe(SIX, given_to[0], given(3, similar=[2]), present=[0, 1, 2, 3, 5], method=Meeting())
+    assert purity(some)["chance"] == (1.0, 2)
 
 
 def test_the_current_cluster_decides_and_may_have_another_name() -> None:

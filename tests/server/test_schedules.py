@@ -75,6 +75,7 @@ def test_the_rates_of_all_rounds_are_those_of_torch(schedule: Schedule, make: An
         ([0.07], 100, [8]),
         ([0.57], 100, [58]),
         ([0.5, 9], 10, [6, 10]),
+        ([0.01], 10, [2]),  # the first round has the whole rate
     ],
 )
 def test_stages_by_shares_of_the_rounds(at: list[float], rounds: int, falls: list[int]) -> None:

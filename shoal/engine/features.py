@@ -1,0 +1,117 @@
+"""What the layers before the first trained one make of a fit's rows, computed once for all its steps.
+
+A fit of some segments (`Fit.segments`) leaves the others as they are. Where those come first, each row has the same
+activations in front of the first trained layer in every step. The steps then train the layers from there on, and
+nothing goes backward through the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..data.dataset import inputs
+from ..models.base import Dropout
+from ..models.lenet import LocalResponseNorm, SamePool
+from ..models.resnet import Block, Subsample
+from ..parameters import ParameterSpace
+from .batches import GATHER_BYTES, Batches
+from .plan import Step
+
+CHUNK = 512
+"""Rows that are computed at once; fixed, so that activations never depend on who computes them."""
+PURE: tuple[type[nn.Module], ...] = (
+    *(nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Hardtanh),
+    *(nn.Hardswish, nn.Hardsigmoid, nn.PReLU, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.ZeroPad2d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.GroupNorm, nn.LayerNorm),
+    *(nn.LocalResponseNorm, LocalResponseNorm, SamePool, Block, Subsample),
+)
+"""Layers that make of each row by itself always the same, in training mode too."""
+
+
+class Split(NamedTuple):
+    """A module in two: its layers in ``front`` of the first trained one, and those from there on."""
+
+    front: nn.Sequential
+    back: nn.Sequential
+
+
+def split(module: nn.Module, space: ParameterSpace, slices: Sequence[slice]) -> Split | None:
+    """The module in two, or ``None`` where it cannot be parted, or nothing would be saved by it.
+
+    A chain is a plain ``nn.Sequential``, in which further ones may stand. Every layer in front must be one of `PURE`,
+    or dropout or BatchNorm that stand still, and one of them must have parameters.
+    """
+    trained = {
+        id(parameter)
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if name in space.slots and _meets(space, name, slices)
+    }
+    layers = _chain(module)
+    place = next((i for i, layer in enumerate(layers) if any(id(p) in trained for p in layer.parameters())), 0)
+    front, back = nn.Sequential(*layers[:place]), nn.Sequential(*layers[place:])
+    if next(front.parameters(), None) is None or not all(_still(layer) for layer in front.modules()):
+        return None
+    return Split(front, back)
+
+
+def _meets(space: ParameterSpace, name: str, slices: Sequence[slice]) -> bool:
+    slot = space.slots[name]
+    return any(s.start < slot.offset + slot.size and slot.offset < s.stop for s in slices)
+
+
+def _chain(module: nn.Module) -> list[nn.Module]:
+    """The layers that follow one another; a module that is no plain ``nn.Sequential`` is a layer by itself."""
+    if type(module) is not nn.Sequential or _hooked(module):
+        return [module]
+    return [layer for child in module for layer in _chain(child)]
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _still(layer: nn.Module) -> bool:
+    if _hooked(layer):
+        return False
+    if isinstance(layer, Dropout):
+        return type(layer) is Dropout and (layer.p == 0 or not layer.training)
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return not layer.training and layer.track_running_stats
+    return type(layer) in PURE
+
+
+class Features:
+    """The activations of a fit's rows as its batches; in place of `Batches`, whose memory it uses."""
+
+    def __init__(self, batches: Batches, kept: Tensor) -> None:
+        self.batches = batches
+        self.kept = kept
+        self.wanted = batches.dataset.wanted(batches.rows)
+
+    @classmethod
+    def of(cls, front: Callable[[Tensor], Tensor], batches: Batches) -> Features | None:
+        """Computes them; ``None`` where there are no rows, or they would take more memory than rows may."""
+        kept: Tensor | None = None
+        count = len(batches.rows)
+        with torch.no_grad():
+            for begin in range(0, count, CHUNK):
+                x, _ = batches.range(begin, begin + CHUNK)
+                found = front(inputs(x.clone()))  # a layer in front may work in place
+                found = found.permute(0, 2, 3, 1) if found.dim() == 4 else found  # as `inputs` expects them
+                if kept is None:
+                    if 4 * count * found[0].numel() > GATHER_BYTES:
+                        return None
+                    kept = batches.scratch.take("features", (count, *found.shape[1:]), found.device)
+                kept[begin : begin + len(found)] = found
+        return None if kept is None else cls(batches, kept)
+
+    def take(self, step: Step) -> tuple[Tensor, Tensor]:
+        """The activations and targets of a step, good until the next one is asked for."""
+        at = torch.from_numpy(step.positions).to(self.kept.device)
+        space = self.batches.scratch.take("feature batch", (len(at), *self.kept.shape[1:]), self.kept.device)
+        return torch.index_select(self.kept, 0, at, out=space), self.wanted.index_select(0, at)

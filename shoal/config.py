@@ -33,7 +33,11 @@ class _Strict(Strict, BaseModel):
 
 
 class Local(_Strict):
-    """Local training: what a client does with one entry in one round."""
+    """Local training: what a client does with one entry in one round.
+
+    ``keep``: the optimiser's moments go on where the client's last fit of the entry left them, else every round begins
+    with a new optimiser.
+    """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: float = Field(0.05, gt=0, allow_inf_nan=False)
@@ -45,6 +49,7 @@ class Local(_Strict):
     beta2: float = Field(0.999, ge=0, lt=1)
     eps: float = Field(1e-8, gt=0)
     clip: float | None = Field(None, gt=0)
+    keep: bool = False
     epochs: float = Field(1, gt=0, allow_inf_nan=False)
     steps: int | None = Field(None, ge=1)
     batch_size: int = Field(32, ge=1)
@@ -57,6 +62,14 @@ class Local(_Strict):
     def _momentum_is_of_sgd(self) -> Local:
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"local.momentum belongs to optimizer: sgd; {self.optimizer} has beta1")
+        return self
+
+    @pydantic.model_validator(mode="after")
+    def _keeps_something(self) -> Local:
+        if self.keep and self.optimizer == "sgd" and not self.momentum:
+            raise ValueError(
+                "local.keep: sgd without momentum has nothing to keep; set local.momentum, or optimizer: adam or adamw"
+            )
         return self
 
     def request(self) -> Optimizer:
@@ -128,6 +141,7 @@ class Evaluation(_Strict):
         "contacts",
         "similarity",
         "alarms",
+        "concepts",
     ]
     similarity_rounds: list[Annotated[int, Field(ge=1)]] | None = Field(None, max_length=50)
 

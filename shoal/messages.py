@@ -58,6 +58,8 @@ class Client:
     """The share of the local steps that it takes in this round, above 0; see ``participation.partial_probability``."""
     schedule: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
     """Where ``local.lr_schedule`` finds its numbers: the extra of the entry being trained; set by the learner."""
+    slots: Mapping[str, Tensor] | None = field(default=None, repr=False)
+    """The moments with which a fit of the entry being trained begins, ``None`` for new ones; set by the learner."""
     used: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def random(self, purpose: str) -> np.random.Generator:
@@ -106,8 +108,10 @@ class Part:
     """A client's answer for one entry.
 
     ``vector`` is the new model, or ``None`` when only ``extra`` is sent (no server step is taken then).
-    ``mask`` (bool, of the vector's size) says which coordinates are sent; ``None`` is all. ``client`` and
-    ``times`` are filled in by the loop.
+    ``mask`` (bool, of the vector's size) says which coordinates are sent; ``None`` is all. ``base`` (of the vector's
+    size) is what this answer's change is measured from and stepped from, where that is not the entry itself: the mix
+    that a peer trained from. Only the one answer for an entry may have one. ``client`` and ``times`` are filled in by
+    the loop.
     """
 
     vector: Tensor | None
@@ -118,11 +122,12 @@ class Part:
     loss: float = float("nan")
     client: int = -1
     times: int = 1
+    base: Tensor | None = None
 
     @property
     def bytes(self) -> int:
         """Bytes sent to the server; with a mask its sent coordinates and one bit for each coordinate."""
-        tensors = (self.vector, self.buffers.floats, self.buffers.counters, *self.extra.values())
+        tensors = (self.vector, self.base, self.buffers.floats, self.buffers.counters, *self.extra.values())
         total = sum(t.numel() * t.element_size() for t in tensors if t is not None)
         if self.mask is not None and self.vector is not None:
             unsent = self.mask.numel() - int(self.mask.sum())

@@ -166,6 +166,7 @@ PARTS: dict[str, dict[str, str]] = {
         "costs": "shoal.metrics.costs:Costs",
         "drift": "shoal.metrics.drift:ClientDrift",
         "backward_transfer": "shoal.metrics.transfer:BackwardTransfer",
+        "concepts": "shoal.metrics.concepts:Concepts",
         "confusion": "shoal.metrics.confusion:Confusion",
         "contacts": "shoal.metrics.contacts:Contacts",
         "forgetting": "shoal.metrics.forgetting:Forgetting",

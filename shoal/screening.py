@@ -54,6 +54,8 @@ class Screen:
         others = {f"extra {name!r}": tensor for name, tensor in part.extra.items()}
         if part.buffers.floats is not None:
             others["a buffer"] = part.buffers.floats
+        if part.base is not None:
+            others["the base"] = part.base
         for name, tensor in others.items():
             if not _finite(tensor):
                 return f"{name} is not finite", None
@@ -85,6 +87,9 @@ def _wrong_size(part: Part, old: Entry | None) -> str | None:
         return f"the vector must be flat float32; got {vector.dtype} of shape {tuple(vector.shape)}"
     if part.mask is not None and (vector is None or part.mask.shape != vector.shape or part.mask.dtype != torch.bool):
         return "the mask must be boolean and of the vector's size"
+    base = part.base
+    if base is not None and (vector is None or base.shape != vector.shape or base.dtype != vector.dtype):
+        return "the base must be float32 and of the vector's size"
     if old is None:
         return None
     if vector is not None and vector.numel() != old.vector.numel():

@@ -120,10 +120,10 @@ class Setup:
 
 
 def _unvalidated(stream: Stream, method: Method) -> list[str]:
-    """What becomes of clients without validation rows where the learner looks at them, or the loss on them is reported;
-    of the first clients alone."""
+    """What becomes of clients without validation rows where the learner or the method looks at them, or the loss on them
+    is reported; of the first clients alone."""
     learner, server = method.learner, method.server
-    if not (learner.reads_validation or learner.reads_reported or server.reads_reported):
+    if not (method.reads_validation or learner.reads_validation or learner.reads_reported or server.reads_reported):
         return []
     seen = min(stream.clients, LOOKED_AT)
     held = [stream.holding(client, 1) for client in range(seen)]
@@ -132,6 +132,7 @@ def _unvalidated(stream: Stream, method: Method) -> list[str]:
         return []
     whose = f"of {seen} clients" if seen == stream.clients else f"of the first {seen} clients"
     effects = ["they never stop early"] if learner.reads_validation else []
+    effects += ["what the method judges on them is left out (finetune: if_better)"] if method.reads_validation else []
     effects += ["local.lr_schedule hears nothing from them"] if learner.reads_reported else []
     effects += ["the server optimiser hears no loss from them"] if server.reads_reported else []
     return [f"{without} {whose} hold no validation rows in round 1: {', and '.join(effects)} (see stream.validation)"]

@@ -36,6 +36,7 @@ def test_a_good_update_passes() -> None:
     assert fault(GOOD, GIVEN) is None
     assert fault(part(vector=None, buffers=Buffers(), extra={"g": torch.zeros(9)}), GIVEN) is None
     assert fault(part(mask=torch.tensor([True, False, True])), GIVEN) is None
+    assert fault(part(base=torch.ones(3)), GIVEN) is None
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,10 @@ def test_a_good_update_passes() -> None:
         (part(extra={"c": torch.tensor(INF)}), "extra 'c' is not finite"),
         (part(mask=torch.ones(2, dtype=torch.bool)), "mask"),
         (part(mask=torch.ones(3)), "mask"),
+        (part(base=torch.ones(2)), "the base must be float32 and of the vector's size"),
+        (part(base=torch.ones(3, dtype=torch.float64)), "the base must be float32"),
+        (part(vector=None, base=torch.ones(3)), "the base must be"),
+        (part(base=torch.tensor([0.0, NAN, 0.0])), "the base is not finite"),
         (replace(GOOD, state={"fisher": torch.tensor([0.0, NAN])}), "private state fisher is not finite"),
         (replace(GOOD, state={"deep": {"list": [1.0, {"x": NAN}]}}), "private state deep/list/1/x is not finite"),
         (replace(GOOD, state={"x": [object()]}), "private state x/0 is a object; a state holds"),

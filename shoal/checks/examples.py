@@ -71,7 +71,11 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
         Example({"contacts": 2, "topology": {"kind": "ring"}, "offline": "reachable", "finetune": "if_better"}),
         Example({"per": "task", "probes": True, "loss_mean": "batches"}),
     ],
-    ("learner", "plain"): [Example(), Example(local={"lr_schedule": _PLATEAU})],
+    ("learner", "plain"): [
+        Example(),
+        Example(local={"lr_schedule": _PLATEAU}),
+        Example(local={"optimizer": "adam", "keep": True}),
+    ],
     ("learner", "adaptive-rate"): [Example(), Example(local={"lr_schedule": {"kind": "exponential", "gamma": 0.5}})],
     ("learner", "early-stopping"): [Example({"gamma": 0.1}, local={"epochs": 3, "momentum": 0.9})],
     ("learner", "ewc"): [Example(), Example({"per": "task", "fisher": "batch", "strength": 5000.0})],

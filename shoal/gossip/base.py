@@ -72,8 +72,8 @@ class Gossip(Method):
     are means over ``rows``, or over ``batches`` of ``local.batch_size`` (the mean of their means). ``probes``: models
     are measured on the client's test rows ``before`` the contacts, once ``mixed``, and ``trained``.
 
-    ``mean`` is how models are mixed. ``server`` is each client's own: its step goes from its entry of the round before
-    towards the trained model.
+    ``mean`` is how models are mixed. ``server`` is each client's own: its step begins at the mixed model, and its
+    pseudo-gradient is the trained model minus the mixed one (`Part.base`), so that the mix itself enters no moments.
     """
 
     serverless: ClassVar[bool] = True
@@ -111,6 +111,7 @@ class Gossip(Method):
         self.graphs = None if topology is None else Rounds(topology, world.clients, world.seed)
         self.offline = offline
         self.finetune = finetune
+        self.reads_validation = finetune == "if_better"
         self.segments = (segment,) if isinstance(segment, str) else tuple(segment)
         self.loss_mean = loss_mean
         self.probes = probes
@@ -128,7 +129,8 @@ class Gossip(Method):
     def drawn(
         self, own: Entry, when: Moment, seat: Participant, eligible: np.ndarray, seats: Mapping[int, Participant]
     ) -> dict[str, list[int]]:
-        """The contacts of one client by the way in which they are drawn, ``random`` or ``similar``, among ``eligible``.
+        """The contacts of one client by the way in which they are drawn, among ``eligible``: ``random``, ``similar`` and,
+        of an oracle, ``truth``.
 
         ``own`` is its entry, ``eligible`` sorted ids; ``when`` does not tell exchanges apart. Runs before any training.
         """
@@ -136,7 +138,7 @@ class Gossip(Method):
 
     def meet(self, key: Key, mine: Entry, given: Assignment, client: Client) -> Meeting:
         """The mix of the client's own model with those of all contacts."""
-        peers = dict.fromkeys((*given.note["random"], *given.note["similar"]))
+        peers = dict.fromkeys(j for drawn in given.note.values() for j in drawn)
         yield from ()  # a generator, as others ask for losses
         return Met(self.mixed(client, mine, self.peers(given, peers)))
 
@@ -168,7 +170,7 @@ class Gossip(Method):
         return Bank().put(entries)
 
     def assign(self, bank: Bank, when: Moment, clients: Sequence[Participant]) -> Iterable[Assignment]:
-        """The models of the contacts, which are noted as ``random`` and ``similar``; none in the warm-up."""
+        """The models of the contacts, which are noted by the way in which they were drawn; none in the warm-up."""
         seats = {seat.id: seat for seat in clients}
         everyone = self.offline == "reachable"
         present = np.arange(self.world.clients) if everyone else np.array(sorted(seats), dtype=np.int64)
@@ -180,7 +182,7 @@ class Gossip(Method):
             note: dict[str, list[int]] = {"random": [], "similar": []}
             if when.round > 0:
                 note = self.drawn(bank.entries[key], moment, seat, graph.among(seat.id, present), seats)
-            peers = dict.fromkeys((*note["random"], *note["similar"]))
+            peers = dict.fromkeys(j for drawn in note.values() for j in drawn)
             yield Assignment(seat.id, tuple(self.key(j, seat.task) for j in peers), (key,), seat.times, note)
 
     def train(self, given: Assignment, client: Client) -> Program:
@@ -205,7 +207,7 @@ class Gossip(Method):
             note.update(met.note)
             part, more, tuned = yield from self._tuned(key, mine, start, part, client)
             note.update(tuned)
-            part = replace(part, extra={**part.extra, **met.extra})
+            part = replace(part, extra={**part.extra, **met.extra}, base=None if part.vector is None else start.vector)
             state = {**state, **more, **met.state}
             if probing and part.vector is not None:
                 yield Probe("trained", Served(start.model, part.vector, part.buffers))
@@ -222,7 +224,8 @@ class Gossip(Method):
         if self.finetune == "off" or part.vector is None or (judged and not len(client.validation)):
             return part, {}, {}
         before = Served(start.model, part.vector, part.buffers)
-        alone = {"segments": self.segments, "since": start.vector, "purpose": "finetune"}
+        # The moments that are kept are those of the whole model's training.
+        alone = {"segments": self.segments, "since": start.vector, "purpose": "finetune", "slots": None}
         tuned, state = yield from self.learner.fit(key, before, mine, client, **alone)
         if tuned.vector is None:
             return part, {}, {}

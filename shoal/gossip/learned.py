@@ -34,7 +34,8 @@ Rule = Callable[[Entry, Entry, Score], float]
 class Learned(Gossip):
     """Clients keep a similarity to every other one and publish it with their model.
 
-    ``temperature`` and ``clip``: contacts are drawn in proportion to ``exp(temperature * s)`` with s cut to [0, clip];
+    ``temperature`` and ``clip``: contacts are drawn in proportion to ``exp(temperature * s)`` with s cut to [0, clip]
+    (without a clip not at all: a negative score of one's own is then less likely than an unknown client);
     a rising temperature, ``{a: 30, b: 0.2}``, is 1 in the first two rounds, where nothing or little is known.
     ``initial_similarity``: that to a client of which nothing is known, 1 / (K - 1) or 0. ``two_hop``: similarities to
     clients that were never contacted are taken over from the most similar contact. ``score`` is the rule by which a

@@ -15,14 +15,18 @@ from ..config import Local
 from ..messages import Client, Group, Part, World
 from ..randomness import Moment
 from ..records import changed
-from ..requests import Fit, Optimizer, Request, Served
+from ..requests import Fit, FitResult, Optimizer, Request, Served
 from ..schedules import Schedule
+
+OPTIMIZER = "optimizer/"
+"""What names in a client's state begin with that hold the moments of a kept local optimiser; the entry's key follows."""
 
 Fitting = Callable[..., Generator[Request, Any, tuple[Part, dict[str, Value]]]]
 
 
-def _scheduled(fit: Fitting) -> Fitting:
-    """A learner's `fit`, whose client knows the schedule's numbers that came with the entry."""
+def _served(fit: Fitting) -> Fitting:
+    """A learner's `fit` with what holds for every learner: its client knows the schedule's numbers that came with the
+    entry, and with ``local.keep`` its moments of this entry, which go back into the private state."""
 
     @functools.wraps(fit)
     def told(
@@ -30,21 +34,57 @@ def _scheduled(fit: Fitting) -> Fitting:
     ) -> Generator[Request, Any, tuple[Part, dict[str, Value]]]:
         if self.lr_schedule is not None:
             client = changed(client, schedule=entry.extra)
-        return fit(self, key, start, entry, client, **request)
+        # Who asks for moments keeps them, too; and of a fit inside a fit the outer one does.
+        if not self.local.keep or "slots" in request or client.slots is not None:
+            return fit(self, key, start, entry, client, **request)
+        name = f"{OPTIMIZER}{key}"
+        client = changed(client, slots=_fitting(client.state.get(name), start.vector))
+        return _keeping(name, client.slots, fit(self, key, start, entry, client, **request))
 
     return told
 
 
+def _fitting(stored: Value, vector: Tensor) -> Mapping[str, Tensor]:
+    """The stored moments; none where the model has another size by now."""
+    slots = stored if isinstance(stored, Mapping) else {}
+    found = {name: slot for name, slot in slots.items() if isinstance(slot, Tensor)}
+    return found if all(name == "steps" or slot.shape == vector.shape for name, slot in found.items()) else {}
+
+
+def _keeping(
+    name: str, first: Mapping[str, Tensor] | None, fit: Generator[Request, Any, tuple[Part, dict[str, Value]]]
+) -> Generator[Request, Any, tuple[Part, dict[str, Value]]]:
+    """The program ``fit``, with the moments after its last `Fit` in the private state under ``name``.
+
+    A further `Fit` that asks for the ``first`` moments again gets those that the one before it left.
+    """
+    slots, result = first, None
+    while True:
+        try:
+            request = fit.send(result)
+        except StopIteration as stop:
+            part, state = stop.value
+            return part, state if slots is first else {**state, name: slots}
+        if isinstance(request, Fit) and request.slots is first and slots is not first:
+            request = changed(request, slots=slots)
+        result = yield request
+        if isinstance(result, FitResult) and result.slots is not None:
+            slots = result.slots
+
+
 class Learner:
-    """Plain local training: ``local.epochs`` (or ``local.steps``) of the local optimiser, fresh every round.
+    """Plain local training: ``local.epochs`` (or ``local.steps``) of the local optimiser, fresh every round unless
+    ``local.keep`` says otherwise.
 
     A learner that corrects the local steps overrides `fit`, and `extra` where the server has a half of it.
     Numbers in ``Entry.extra`` and the client's state are named with the learner's prefix (``control/...``).
     Attributes never change after ``__init__``.
 
-    Two things hold for every learner that makes its fits by `request`. ``local.lr_schedule`` multiplies the rate,
+    Three things hold for every learner that makes its fits by `request`. ``local.lr_schedule`` multiplies the rate,
     whichever one the learner or the method asked for. A client with partial work (``Client.work``) takes that share of
-    the steps.
+    the steps. With ``local.keep`` a fit begins with the moments that the client's last fit of the entry left, which lie
+    in its private state as ``optimizer/KEY`` and are never sent; a fit that is asked for with ``slots`` of its own does
+    not touch them.
     """
 
     part: ClassVar[str] = "learner"
@@ -68,8 +108,8 @@ class Learner:
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
-        if "fit" in cls.__dict__:  # so that no learner needs to know of the schedule
-            cls.fit = _scheduled(cls.fit)  # type: ignore[method-assign]
+        if "fit" in cls.__dict__:  # so that no learner needs to know of the schedule and of kept moments
+            cls.fit = _served(cls.fit)  # type: ignore[method-assign]
 
     def optimizer(self, when: Moment) -> Optimizer:
         """The local optimiser of this round, at the rate that `request` multiplies by the schedule's factor."""
@@ -94,6 +134,7 @@ class Learner:
             "loss": self.local.loss,
             "loss_args": self.local.loss_args,
             "augment": tuple(self.local.augment),
+            "slots": client.slots,
         }
         fields |= changes
         factor = self.rate_factor(client.when, client.schedule if entry is None else entry.extra)
@@ -109,7 +150,7 @@ class Learner:
         """What ``local.lr_schedule`` multiplies rates by, 1 without one; ``kept`` is the extra of the entry."""
         return 1.0 if self.lr_schedule is None else self.lr_schedule.factor(when.round, self.world.rounds, kept)
 
-    @_scheduled
+    @_served
     def fit(
         self, key: Key, start: Served, entry: Entry, client: Client, **request: Any
     ) -> Generator[Request, Any, tuple[Part, dict[str, Value]]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..bank import Bank, Buffers, Entry, Key
 from ..learners.base import Learner
-from ..messages import Assignment, Client, Group, Participant, Update, World, grouped
+from ..messages import Assignment, Client, Group, Part, Participant, Update, World, grouped
 from ..randomness import Moment, generator
 from ..requests import Evaluate, Request, Served
 from ..server.base import Mean, ServerOptimizer, shares
@@ -35,6 +35,8 @@ class Method:
     """Rounds of communication in one round."""
     serverless: ClassVar[bool] = False
     """Whether clients only meet each other (gossip); learners that need a server are then refused."""
+    reads_validation: bool = False
+    """Whether clients judge something on their validation rows, and leave it out where they have none."""
     needs_truth: tuple[str, ...] = ()
     """Labels of the stream's truth; each `Participant` tells the first that the stream has. For oracles alone."""
 
@@ -136,23 +138,40 @@ class Method:
         Every method builds its entries through this, so that a learner's numbers are never lost: ``extra`` adds
         the method's own to the old ones and the learner's. ``None`` takes a number away. ``Entry.server`` also gets
         the quantiles of the step's pseudo-gradient, see `shoal.server.quantiles.change`.
+
+        Of a single answer with a ``base`` (`Part.base`) the pseudo-gradient is the answer minus that, and the step begins
+        there. Raises ``ValueError`` for one of several answers that has a base.
         """
         new = old
         trained = [(p, w) for p, w in zip(group.parts, group.weights, strict=True) if p.vector is not None]
         if trained:
             parts, weights = tuple(p for p, _ in trained), tuple(w for _, w in trained)
             sent = replace(group, parts=parts, weights=weights)
-            mean = self.mean.combine(old, sent)
-            vector, server = self.server.step(old, mean, when, sent.reported)
+            origin = _origin(key, old, parts)
+            mean = self.mean.combine(origin, sent)
+            vector, server = self.server.step(origin, mean, when, sent.reported)
             new = old.new(
                 vector=vector,
-                server={**server, **change(old.vector, mean)},
+                server={**server, **change(origin.vector, mean)},
                 buffers=merge_buffers(old.buffers, sent, self.mean.weights(sent)),
                 weight=float(np.sum(weights)),
             )
         learned = {**self.learner.watched(old, group), **self.learner.extra(key, old, new, group, when)}
         extras = {**old.extra, **learned, **(extra or {})}
         return new.new(extra={name: value for name, value in extras.items() if value is not None})
+
+
+def _origin(key: Key, old: Entry, parts: Sequence[Part]) -> Entry:
+    """The entry where the server's step begins: the old one, or with the base of the one answer for it."""
+    if all(part.base is None for part in parts):
+        return old
+    if len(parts) > 1:
+        raise ValueError(
+            f"entry {key!r} has {len(parts)} answers, and those of clients "
+            f"{[part.client for part in parts if part.base is not None]} have a base; a step can begin at the base of an "
+            f"answer only where that is the one answer"
+        )
+    return old.new(vector=parts[0].base)
 
 
 def merge_buffers(old: Buffers, group: Group, weights: Sequence[float] | None = None) -> Buffers:

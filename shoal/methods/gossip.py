@@ -162,4 +162,4 @@ class Oracle(Random):
         """Uniform contacts inside the cluster of this round."""
         alike = np.array([j for j in eligible.tolist() if seats[j].truth == seat.truth], dtype=np.int64)
         rng = when.random("contacts/random", seat.id)
-        return {"random": [], "similar": some(rng, alike, self.contacts)}
+        return {"random": [], "similar": [], "truth": some(rng, alike, self.contacts)}

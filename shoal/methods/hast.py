@@ -35,9 +35,9 @@ class Hast(Learned):
     ``used`` to refresh the similarities (a second look at the rows for those that are not in R). ``random_phase``: the
     mix with R is of ``all`` layers, or of the ``others`` than the segment, an option of the authors' code.
 
-    S is drawn from the similarities of the round's start. Its clients count as contacted: one that was never in R keeps
-    the estimate that it was drawn by, and gets no other, as in the authors' code (unless it was drawn by a number that
-    this round's alarms take away).
+    S is drawn from the similarities of the round's start. Its clients count as contacted once the round's estimates by
+    two hops are made: one that was never in R keeps the number that it has then, perhaps a new one, and gets no other,
+    as in the authors' code (unless it was drawn by a number that this round's alarms take away).
     """
 
     mixes_segment: ClassVar[bool] = True

@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 from ..bank import Key
 from ..randomness import Moment
 from .base import Line, Measure, Seen
-from .concepts_models import RECORD, Concept, Share, models_of
+from .concepts_models import RECORD, Concept, Share, models_of, order
 from .values import mean
 
 LABELS = ("concept", "cluster", "domain", "task")
 """What a concept is: the first of these that the stream's truth has."""
-NUMBERS = "ari", "concept_matching_accuracy"
 PERFECT = 1.0 - 1e-12
 Names = Sequence[Key | None]
 
@@ -167,7 +166,7 @@ def _met(
 ) -> list[dict[str, Any]]:
     """What became of each concept's clients, concepts ascending."""
     found = []
-    for concept in sorted(set(concepts), key=lambda c: (isinstance(c, str), c)):
+    for concept in sorted(set(concepts), key=order):
         own = [(choices[i], labels[i]) for i, one in enumerate(concepts) if one == concept]
         sizes = Counter(label for _, label in own)
         cluster = min(sizes, key=lambda label: (-sizes[label], label))

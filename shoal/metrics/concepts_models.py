@@ -11,8 +11,6 @@ from ..bank import Key
 
 RECORD = "concepts"
 """The record of a round that all of this is read from, see `shoal.metrics.concepts.Concepts`."""
-DROPPED = ("rejected", "overwritten")
-"""What becomes of a cluster that updates no model."""
 
 Concept = int | str
 
@@ -59,7 +57,8 @@ class Models:
     - ``of``: the model of each concept that was met: the one with most votes of its clients. A client's answer gives
       one vote to the model that it trained, and one to the model that its cluster updated. Of equal ones that of the
       latest vote counts, then the first;
-    - ``owners``: the concept that each of these models is of: of several the one with most votes for it, then the first;
+    - ``owners``: the concept that each of these models is of: of several the one with most votes for it, or the first
+      of equal ones;
     - ``lost``: the concepts that share the model of another one, so that they have none of their own;
     - ``duplicated``: models that were updated and are no concept's, and the concept that most of their votes are of.
       Models that were retired do not count; of joined ones the votes are those of the model that they went into.

@@ -13,7 +13,7 @@ from ..messages import Update
 from .base import Context, Line, Measure, Seen
 from .values import mean
 
-DRAWN = ("similar", "random")
+DRAWN = ("similar", "random", "truth")
 """How a contact may have been drawn: the lists in the notes of assignments or updates that hold clients' numbers."""
 CHANCE = "chance"
 LABELS = ("cluster", "concept", "task")
@@ -23,8 +23,8 @@ LABELS = ("cluster", "concept", "task")
 class Contacts(Measure):
     """``contact_purity`` of a round: the share of contacts whose current cluster is the client's own.
 
-    A line for each way in which contacts are ``drawn``: ``similar`` (by similarity) and ``random``, with the number of
-    ``contacts`` behind it, and one for ``chance``: what a uniform draw among the other clients would give, ``(size of
+    A line for each way in which contacts are ``drawn``: ``similar`` (by similarity), ``random`` and ``truth`` (by an
+    oracle, from the true label), with the number of ``contacts`` behind it, and one for ``chance``: what a uniform draw among the other clients would give, ``(size of
     the client's cluster - 1) / (K - 1)``, as the mean over the clients that drew somebody (``clients``). K counts
     the clients that can be met: the participants of the round; all clients where somebody else was met, too. Where the
     method has a topology only the client's neighbours among them count.
@@ -32,15 +32,15 @@ class Contacts(Measure):
     ``messages``: how many peers' models clients received in the round, all together, with the number of
     ``clients`` that took part. Their bytes are ``total_bytes_down``, see `shoal.metrics.costs`.
 
-    Read from ``Assignment.note`` and ``Update.note``: lists of clients' numbers called ``similar`` and ``random``. No
-    lines in rounds without them, and no purity where the stream's truth has no cluster, concept or task. The warm-up
+    Read from ``Assignment.note`` and ``Update.note``: lists of clients' numbers called ``similar``, ``random`` and
+    ``truth``. No lines in rounds without them, and no purity where the stream's truth has no cluster, concept or task. The warm-up
     is left out.
     """
 
     lines: ClassVar[tuple[str, ...]] = ("contact_purity", "messages")
 
     def observe(self, seen: Seen, memory: Mapping[str, Any]) -> tuple[list[Line], Mapping[str, Any]]:
-        """Up to four lines; it remembers nothing."""
+        """Up to five lines; it remembers nothing."""
         found: dict[str, list[tuple[int, int]]] = {}
         noted = False
         for given, outcome in zip(seen.assignments, seen.outcomes, strict=True):
@@ -93,7 +93,7 @@ class Contacts(Measure):
 
     @staticmethod
     def summarise(lines: Sequence[Line]) -> dict[str, Any]:
-        """``contact_purity``: the share of all contacts of the run, by ``similar`` and ``random``; and ``chance``, the
+        """``contact_purity``: the share of all contacts of the run, by the way of drawing; and ``chance``, the
         mean over rounds and clients. ``messages_per_round``: mean per participating client and round. Nothing where no
         contact was noted."""
         purity = {}

@@ -169,9 +169,10 @@ class Shift(Measure):
 
         - ``drop_after_shift``: for each group the drop by stage, and ``lowest``: the lowest value in the step minus
           the end of the step before. Means over boundaries, weighted by their clients. Negative: lost;
-        - ``recovery_rounds``: for each group the ``mean`` over the boundaries that ``recovered``; how many these are,
-          how many ``never`` recovered within their step, and at how many there was ``nothing_lost``; and
-          ``within_step``, the mean over boundaries of the rounds to 90% of the step's own gain;
+        - ``recovery_rounds``: for each group the ``mean`` over the boundaries that ``recovered``, weighted by their
+          clients; how many these are, how many ``never`` recovered within their step, and at how many there was
+          ``nothing_lost``; and ``within_step``, the mean over boundaries, weighted likewise, of the rounds to 90% of
+          the step's own gain;
         - ``step_end_accuracy``: mean over the steps of the mean accuracy after their last round.
         """
         records = [line for line in lines if line.get("record") == "shift"]
@@ -188,11 +189,11 @@ class Shift(Measure):
             drops[group] = {stage: mean([r["drops"].get(stage) for r in own], weights) for stage in stages}
             drops[group]["lowest"] = mean([r["lowest"] - r["end"] for r in own], weights)
             rounds[group] = {
-                "mean": mean(r["recovery_round"] for r in own),
+                "mean": mean([r["recovery_round"] for r in own], weights),
                 "recovered": sum(r["recovery"] == "recovered" for r in own),
                 "never": sum(r["recovery"] == "never" for r in own),
                 "nothing_lost": sum(r["recovery"] == "nothing lost" for r in own),
-                "within_step": mean(r["within_step"] for r in own),
+                "within_step": mean([r["within_step"] for r in own], weights),
             }
         return {"drop_after_shift": drops, "recovery_rounds": rounds, "step_end_accuracy": _step_ends(lines)}
 

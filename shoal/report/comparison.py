@@ -32,6 +32,9 @@ COLUMNS = (
     "drop_after_shift.changed.after",
     "recovery_rounds.changed.mean",
     "contact_purity.similar",
+    "ari_mean",
+    "concept_matching_accuracy.accepted",
+    "concepts_lost",
     "client_drift",
     "bytes_down_per_round",
     "bytes_up_per_round",
@@ -58,6 +61,9 @@ _HEADINGS = {
     "drop_after_shift.changed.after": "drop after shift",
     "recovery_rounds.changed.mean": "rounds to recover",
     "contact_purity.similar": "purity %",
+    "ari_mean": "ARI",
+    "concept_matching_accuracy.accepted": "matched %",
+    "concepts_lost": "concepts lost",
     "client_drift": "drift",
     "bytes_down_per_round": "down/round",
     "bytes_up_per_round": "up/round",
@@ -97,7 +103,7 @@ def compare_runs(runs: Runs) -> dict[str, Any]:
 
 
 def about(runs: Runs) -> dict[str, Any]:
-    """What was run, as far as it is the same for all runs: data, model, method, rounds, clients, tasks."""
+    """What was run, as far as it is the same for all runs: data, model, method, rounds, clients, tasks, concepts."""
     sources: dict[str, set[Any]] = {}
     for run in runs.runs:
         parts = {name: run.config.get(name) for name in ("data", "model", "method")}
@@ -108,7 +114,11 @@ def about(runs: Runs) -> dict[str, Any]:
         for name, value in {**kinds, **stream, "rounds": run.planned}.items():
             if isinstance(value, str | int):
                 sources.setdefault(name, set()).add(value)
-    return {name: next(iter(found)) for name, found in sources.items() if len(found) == 1}
+    found: dict[str, Any] = {name: next(iter(values)) for name, values in sources.items() if len(values) == 1}
+    concepts = {tuple(run.names["concept"]) for run in runs.runs if run.lines}
+    if len(concepts) == 1 and (names := concepts.pop()):
+        found["names"] = {"concept": list(names)}
+    return found
 
 
 def _variant(members: Sequence[Run], unfinished_too: bool) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 LARGE = 1e9
 """From here on a plain number is written with an exponent."""
-PERCENT, POINTS, PLAIN, COUNT, BYTES, MEGABYTES, SECONDS = (
-    "percent", "points", "plain", "count", "bytes", "megabytes", "seconds"
+PERCENT, POINTS, PLAIN, COUNT, FEW, BYTES, MEGABYTES, SECONDS = (
+    "percent", "points", "plain", "count", "few", "bytes", "megabytes", "seconds"
 )  # fmt: skip
-"""Units. ``percent`` and ``points`` are fractions of 1 in the files; points are differences of percentages."""
+"""Units. ``percent`` and ``points`` are fractions of 1 in the files; points are differences of percentages. ``few``
+are counts so small that their means have a digit."""
 
 
 class Number(NamedTuple):
@@ -114,6 +115,47 @@ NUMBERS: dict[str, Number] = {
         "1 minus the cosine of the angle between an entry of the bank before and after a round in which it was "
         "trained; mean over entries and rounds. Rounds that did not train the entry do not count.",
     ),
+    "ari_mean": Number(
+        "Adjusted Rand index", PLAIN,
+        "Of the clients' clusters in a round against their true concepts: 1 where they are the same, about 0 by "
+        "chance; mean over the rounds. Clusters are the choices of the clients where a method has no others.",
+    ),
+    "ari_min": Number("Adjusted Rand index, lowest", PLAIN, "That of the worst round."),
+    "ari_perfect_rounds": Number("Rounds with perfect clusters", FEW, "In how many rounds the index is 1."),
+    "ari_rounds": Number("Rounds with clusters", FEW, "In how many rounds clusters were compared with concepts."),
+    "concept_matching_accuracy.strict": Number(
+        "Matched, strict", PERCENT,
+        "Share of all clients' rounds in which the client trained the model of its concept, and the cluster with most "
+        "of the concept's clients updated that model. The model of a concept is the one that most of its clients "
+        "trained and updated, over the run; two concepts may have the same one, which counts as right, see Concepts "
+        "lost.",
+    ),
+    "concept_matching_accuracy.accepted": Number(
+        "Matched, dropped clusters not counted", PERCENT,
+        "The same, but where that cluster updated no model it is enough that the client trained the right one.",
+    ),
+    "concept_matching_accuracy.second_half": Number(
+        "Matched, dropped clusters not counted, second half", PERCENT,
+        "The same in the later half of the rounds, without the search at the beginning.",
+    ),
+    "concept_matching_accuracy.strict_own": Number(
+        "Matched, strict, with clustering errors", PERCENT,
+        "As strict, but the client's own cluster must have updated the model of its concept.",
+    ),
+    "concept_matching_accuracy.accepted_own": Number(
+        "Matched, dropped clusters not counted, with clustering errors", PERCENT,
+        "The same, but where the client's own cluster updated no model it is enough that it trained the right one.",
+    ),
+    "concepts_met": Number("Concepts met", FEW, "How many concepts clients met that trained and answered."),
+    "concepts_found": Number("Concepts found", FEW, "How many of them have a model of their own."),
+    "concepts_lost": Number(
+        "Concepts lost", FEW,
+        "How many have none: their model is that of another concept, of whose clients it has more votes.",
+    ),
+    "models_duplicated": Number(
+        "Duplicated models", FEW,
+        "Models that were updated, but are no concept's: a concept has another one beside them.",
+    ),
     "client_drift": Number(
         "Client drift", PLAIN,
         "Squared Euclidean distance between a client's model and the model it received, measured after each local "
@@ -202,14 +244,15 @@ STAGES = {
 _RECOVERY = {
     "mean": ("Rounds to recover", PLAIN,
              "Rounds of a step until 90 % of what was lost since the end of the step before is regained; mean over the "
-             "boundaries at which clients lost at least one point and recovered within the step."),
+             "boundaries at which clients lost at least one point and recovered within the step, each with the weight "
+             "of its clients."),
     "recovered": ("Boundaries recovered from", COUNT, "At how many boundaries a loss of a point or more was regained."),
     "never": ("Boundaries never recovered from", COUNT,
               "At how many boundaries a loss was not regained within the step; these are in no mean."),
     "nothing_lost": ("Boundaries without a loss", COUNT, "At how many boundaries less than one point was lost."),
     "within_step": ("Rounds to 90 % of the step's gain", PLAIN,
                     "Rounds until 90 % of the gain from the first to the last measured round of the same step; what "
-                    "the step before ended with does not matter to it."),
+                    "the step before ended with does not matter to it. Boundaries weigh by their clients."),
 }  # fmt: skip
 _ALARMS = {
     "all": ("Alarms", COUNT, "How often a client noticed a jump of its own loss."),
@@ -225,8 +268,10 @@ _PURITY = {
     "similar": ("Purity of contacts by similarity",
                 "Share of the contacts drawn by similarity whose current cluster is the client's own."),
     "random": ("Purity of random contacts", "The same share of the contacts that were drawn at random."),
-    "chance": ("Purity by chance", "What a uniform draw among the other clients would give: the size of the client's "
-               "cluster minus 1, divided by the number of clients minus 1."),
+    "truth": ("Purity of contacts by the truth",
+              "The same share of the contacts that an oracle drew, which is told the true label of the clients' rows."),
+    "chance": ("Purity by chance", "What a uniform draw among the clients that could be met would give: the size of the "
+               "client's cluster among them minus 1, divided by their number minus 1."),
 }  # fmt: skip
 
 METRICS: dict[str, Number] = {
@@ -292,6 +337,8 @@ def describe(key: str) -> Number:
         return found
     if key.startswith("accuracy_by_target."):
         return Number(f"Final accuracy, {key.partition('.')[2]}", PERCENT, "")
+    if key.startswith("own_model."):
+        return Number(f"Model of its own, {key.partition('.')[2]}", FEW, "")
     if key.startswith("over_targets."):
         name, _, statistic = key.removeprefix("over_targets.").rpartition(".")
         words, meaning = OVER_TARGETS.get(statistic, (statistic.replace("_", " "), ""))
@@ -347,6 +394,8 @@ def in_unit(kind: str, mean: float | None, sd: float | None = None, unit: bool =
     if mean is None:
         return "-"
     scale, suffix, digits = _scale(kind, max(abs(mean), sd or 0.0))
+    if kind == FEW:
+        digits = 0 if float(mean).is_integer() and not sd else 1
     sign = "+" if kind == POINTS and round(mean * scale, digits) > 0 else ""
     text = _plain(mean) if digits < 0 else f"{mean * scale:,.{digits}f}"
     # A rounded zero has no sign: "-0.0" would read as a drop.
@@ -375,7 +424,7 @@ def _scale(kind: str, size: float) -> tuple[float, str, int]:
         return 100.0, "%", 1
     if kind == POINTS:
         return 100.0, "points", 1
-    if kind == COUNT:
+    if kind in (COUNT, FEW):
         return 1.0, "", 0
     if kind == SECONDS:
         return 1.0, "s", 0 if size >= 100 else 1 if size >= 10 else 2

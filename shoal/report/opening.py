@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .concepts_words import lost_words
 from .groups import grouped
 from .numbers import describe, metric, written
 from .unlike import MORE, PLURAL
@@ -39,9 +40,10 @@ def opening(comparison: Mapping[str, Any]) -> list[str]:
 
     The first names what was run (method, data, clients, rounds, seeds, as far as they are known) and the final
     number: the accuracy, or the loss where real values are learned. The second says the most important of these, at
-    most two: nothing was trained; clients failed or were rejected; runs are unfinished; accuracy drops at phase
-    boundaries or shifts; the differences between variants are within noise, or left open, or how far the best is
-    ahead; the worst tenth of the targets is far below the mean; there is one seed only.
+    most two: nothing was trained; clients failed or were rejected; concepts have no model of their own; runs are
+    unfinished; accuracy drops at phase boundaries or shifts; the differences between variants are within noise, or
+    left open, or how far the best is ahead; the worst tenth of the targets is far below the mean; there is one seed
+    only.
     """
     variants = comparison["variants"]
     if not variants:
@@ -198,7 +200,7 @@ def _to_know(comparison: Mapping[str, Any]) -> str:
     nothing = untrained(comparison["variants"])
     if nothing:
         return nothing[0]
-    rules = (_trouble, _unfinished, _unlike, _drops, _shifts, _noise, _uneven, _alone)
+    rules = (_trouble, lost_words, _unfinished, _unlike, _drops, _shifts, _noise, _uneven, _alone)
     said = [found for rule in rules if (found := rule(comparison))]
     return _capital("; ".join(said[:CLAUSES])) + "." if said else _calm(comparison)
 

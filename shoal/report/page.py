@@ -17,6 +17,7 @@ from plotly.offline import get_plotlyjs
 from ..files import write_atomically
 from . import (
     accuracy,
+    concepts,
     configuration,
     confusion,
     cost,
@@ -44,6 +45,7 @@ SECTIONS: tuple[Callable[[Runs, Mapping[str, Any]], Section], ...] = (
     confusion.section,
     transfer.section,
     shifts.section,
+    concepts.section,
     drift.section,
     server.section,
     timeline.section,

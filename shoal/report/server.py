@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,8 +21,9 @@ KINDS = {
 BANDS = ((0, 4), (1, 3))
 """Which of the logged quantiles (5, 25, 50, 75, 95 %) are the edges of a band."""
 CONSTANT, BELOW = "calibration_constant", "below_constant"
-FEW, MOST = 0.05, 0.95
-"""A constant with no more than this share of the coordinates below it, or no fewer, is out of range."""
+FIFTH = 0.2
+"""A constant is out of range where it, or ``sqrt(v)``, is less than this share of the other in 95% of the coordinates:
+the smaller one then changes the denominators by less than a fifth."""
 
 
 class Band(NamedTuple):
@@ -138,16 +140,42 @@ def _range(runs: Runs, comparison: Mapping[str, Any], variant: str) -> str:
     share, constant = (number(numbers.get(key, {}).get("mean")) for key in (BELOW, CONSTANT))
     if share is None or constant is None:
         return ""
-    if share >= MOST:
-        verdict = "out of range, too large; the server is plain momentum with another rate"
-    elif share <= FEW:
-        verdict = "out of range, too small; it does nothing"
-    else:
-        verdict = "in range"
     name = _name(_server(runs.variants[variant][0]))
     whose = "" if runs.single or not variant else f"{variant}: "
     below = f"sqrt(v) is below it in {100 * share:.0f} % of the coordinates at the end"
-    return f"{whose}{name} is {constant:.3g}, and {below}: {verdict}."
+    verdict = _verdict(runs.variants[variant])
+    return f"{whose}{name} is {constant:.3g}, and {below}{f': {verdict}' if verdict else ''}."
+
+
+def _verdict(members: Sequence[Run]) -> str:
+    """From the last quantiles of each entry; empty where they were not logged."""
+    found = [ratio for run in members for ratio in _ratios(run)]
+    if not found:
+        return ""
+    low, high = (statistics.median(edge) for edge in zip(*found, strict=True))
+    if high < FIFTH:
+        return (
+            "out of range, too large; the denominators of 95 % of them differ by less than a fifth, and the server is "
+            "nearly momentum with another rate"
+        )
+    if low > 1 / FIFTH:
+        return "out of range, too small; in 95 % of them it adds less than a fifth to sqrt(v), and does next to nothing"
+    return "in range"
+
+
+def _ratios(run: Run) -> list[tuple[float, float]]:
+    """The 5% and the 95% quantile of sqrt(v) over the constant, of each entry's last step."""
+    edges = {line.get("entry"): line.get("quantiles") for line in run.metrics.get("median_sqrt_v", [])}
+    constants = {line.get("entry"): number(line.get("value")) for line in run.metrics.get(CONSTANT, [])}
+    found = []
+    for entry, constant in constants.items():
+        quantiles = edges.get(entry)
+        if constant is None or constant <= 0 or not isinstance(quantiles, list) or len(quantiles) < 2:
+            continue
+        low, high = number(quantiles[0]), number(quantiles[-1])
+        if low is not None and high is not None:
+            found.append((low / constant, high / constant))
+    return found
 
 
 def _explained(runs: Runs) -> str:
@@ -160,7 +188,8 @@ def _explained(runs: Runs) -> str:
     if any(run.metrics.get("median_sqrt_v") for run in runs.runs):
         said += (
             " The dotted line is tau, or the calibration's constant. Where sqrt(v) is far below it, the server is "
-            "plain momentum with another rate; where it is far above, the constant does nothing."
+            "momentum with another rate; where it is far above, the constant does nothing. Far is a factor of five, in "
+            "95 % of the coordinates."
         )
     return said
 

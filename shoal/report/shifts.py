@@ -20,7 +20,12 @@ PANELS = 12
 BOUNDARIES = 60
 """How many boundaries the table of a single run has."""
 AFTER = "after the round"
-DRAWN = {"similar": "drawn by similarity", "random": "drawn at random", "chance": "by chance"}
+DRAWN = {
+    "similar": "drawn by similarity",
+    "random": "drawn at random",
+    "chance": "by chance",
+    "truth": "drawn by the truth",
+}
 _MEAN, _DROP, _LEVEL = "recovery_rounds.changed.mean", "drop_after_shift.changed.after", "step_end_accuracy"
 _COUNTS = ("recovered", "never", "nothing_lost")
 
@@ -79,8 +84,8 @@ def _moved(change: float) -> str:
 
 
 def recovery_of(numbers: Mapping[str, Any], group: str = "changed") -> str:
-    """``"the loss is regained after 3.5 rounds on average at seven of nine boundaries, and never at two"``; over the
-    seeds. Empty where no step is over."""
+    """``"the loss is regained after 3.5 rounds on average over the clients, at seven of nine boundaries, and never at
+    two"``; over the seeds. Empty where no step is over."""
     counts = {name: _total(numbers, f"recovery_rounds.{group}.{name}") for name in _COUNTS}
     every = sum(counts.values())
     if not every:
@@ -93,15 +98,15 @@ def recovery_of(numbers: Mapping[str, Any], group: str = "changed") -> str:
         return f"the loss is never regained within its step, at {where} with one"
     rounds = _rounds(numbers, group)
     said = f"90 % of the loss is regained after {rounds} round{'' if rounds == '1' else 's'}"
-    said += " on average" if counts["recovered"] > 1 else ""
+    said += " on average over the clients" if counts["recovered"] > 1 else ""
     if counts["never"]:
-        said += f" at {number(counts['recovered'])} of {number(lossy)} boundaries, and never within its step at the "
+        said += f"{',' if counts['recovered'] > 1 else ''} at {number(counts['recovered'])} of {number(lossy)} boundaries, and never within its step at the "
         said += "other" if counts["never"] == 1 else "others"
     return said
 
 
 def _rounds(numbers: Mapping[str, Any], group: str = "changed") -> str:
-    """``"3.5 ± 0.7"``, or ``"6"``: a mean over the boundaries that clients recovered from."""
+    """``"3.5 ± 0.7"``, or ``"6"``: a mean over the clients that recovered."""
     found = numbers[f"recovery_rounds.{group}.mean"]
     mean = f"{found['mean']:.1f}".removesuffix(".0")
     return mean if found.get("sd") is None else f"{mean} ± {found['sd']:.1f}"
@@ -112,9 +117,10 @@ def _total(numbers: Mapping[str, Any], key: str) -> int:
 
 
 def _purity_of(numbers: Mapping[str, Any]) -> str:
-    if "contact_purity.similar" not in numbers:
+    way = next((way for way in ("similar", "truth") if f"contact_purity.{way}" in numbers), None)
+    if way is None:
         return ""
-    said = f"{_written('contact_purity.similar', numbers)} of the contacts drawn by similarity are of the own cluster"
+    said = f"{_written(f'contact_purity.{way}', numbers)} of the contacts {DRAWN[way]} are of the own cluster"
     chance = numbers.get("contact_purity.chance")
     return said + (f", against {_written('contact_purity.chance', numbers)} by chance" if chance else "")
 
@@ -173,14 +179,14 @@ def stage_name(stage: str) -> str:
 
 
 def _purity(runs: Runs) -> str:
-    """Purity over rounds: of one variant by similarity, at random and by chance; of several by similarity."""
+    """Purity over rounds: of one variant by every way of drawing and by chance; of several by similarity."""
     traces: list[Any] = []
     legend: list[Key] = []
     several = len(runs.variants) > 1
     for place, (variant, members) in enumerate(runs.variants.items()):
         for row, drawn in enumerate(DRAWN):
             found = over_seeds(curve(run.metrics.get("contact_purity", []), drawn=drawn) for run in members)
-            if not found.rounds or (several and drawn == "random"):
+            if not found.rounds or (several and drawn in ("random", "truth")):
                 continue
             if several and drawn == "chance":
                 if any(key.group == "chance" for key in legend):
@@ -197,7 +203,8 @@ def _purity(runs: Runs) -> str:
     title = "Contacts drawn by similarity in the own cluster" if several else "Contacts in the own cluster"
     chart = figure(traces, "share of contacts (%)", boundaries=runs.boundaries, y_range=(0, 100))
     return group([Chart(title, chart, wide=True)], legend) + note(
-        "By chance: what a uniform draw among all other clients would give. Right after a shift similarities are stale."
+        "By chance: what a uniform draw among all clients that could be met would give. Right after a shift similarities "
+        "are stale."
     )
 
 
@@ -213,6 +220,7 @@ _COLUMNS = (
     ("Rounds to recover", _MEAN),
     ("Purity by similarity (%)", "contact_purity.similar"),
     ("At random (%)", "contact_purity.random"),
+    ("By the truth (%)", "contact_purity.truth"),
     ("By chance (%)", "contact_purity.chance"),
     ("Models received per round", "messages_per_round"),
     ("Changes noticed", "alarms.detected"),

@@ -53,9 +53,14 @@ class FedNova(Weighted):
     Deviation: the paper prints no ``a_i`` for momentum and a proximal term together; here the term's gradient goes
     through the momentum like any other, as it does in the learner, and ``a_i`` is the sum that follows.
 
+    ``local.weight_decay`` does not enter ``a_i``: the decay counts as part of the client's loss, whose gradient a step
+    takes with weight one. (Taken apart from it, as the proximal term is, it would make ``a_i`` of K steps smaller by a
+    share of about ``lr weight_decay (K - 1) / 2``.)
+
     Raises ``ValueError`` for a local optimiser other than SGD (its change is no sum of gradients, so there is no
-    ``a_i``), for a negative ``mu`` and one beside ``learner: proximal``, for a proximal term beside
-    ``local.lr_schedule``, and for an answer that changed the entry without telling its steps.
+    ``a_i``) and for one that is kept (``local.keep``: earlier rounds' gradients enter the change), for a negative ``mu``
+    and one beside ``learner: proximal``, for a proximal term beside ``local.lr_schedule``, and for an answer that
+    changed the entry without telling its steps.
     """
 
     def __init__(self, local: Local | None = None, *, mu: float | None = None) -> None:
@@ -64,6 +69,11 @@ class FedNova(Weighted):
             raise ValueError(
                 f"fednova divides by the summed weights of a client's gradients; {local.optimizer} has none; "
                 "use local.optimizer: sgd, or another mean"
+            )
+        if local.keep:
+            raise ValueError(
+                "fednova divides by the summed weights of this round's gradients; with local.keep: true those of earlier "
+                "rounds enter a client's change, too. Set local.keep: false, or use another mean"
             )
         if mu is not None and not 0 <= mu < math.inf:
             raise ValueError(f"mu is the strength of the learner's proximal term, finite and >= 0; got {mu}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 from gossip_lab import Run, play
 
+import shoal
 from shoal.bank import Entry
 from shoal.checks.runner import check_target
 from shoal.engine import one_torch_thread
@@ -260,3 +262,24 @@ def test_laws(name: str) -> None:
         results = check_target(f"test_awareness:{name}")
     assert len(results) > 10
     assert [f"{result.law}: {result.detail}" for result in results if not result.passed] == []
+
+
+def test_a_shift_of_labels_is_noticed_the_same_by_any_engine(tmp_path: Path) -> None:
+    settings = {
+        "name": "noticing",
+        "rounds": 7,
+        "data": {"kind": "digits", "limit": 500, "limit_test": 100},
+        "stream": {"kind": "shifts", "clusters": [[0, 1, 8, 9], [3, 4, 5, 7]], "clients": 4, "steps": 2,
+                   "pattern": "rotate", "rounds_per_step": 5, "rows": 30, "validation_rows": 10},
+        "model": {"kind": "mlp", "hidden": [8]},
+        "method": method("dac", awareness={"kind": "jump", "warmup": 3}),
+        "local": {"lr": 0.1, "batch_size": 8, "epochs": 3},
+    }  # fmt: skip
+    folders = []
+    for engine in ({"kind": "serial"}, {"kind": "workers", "workers": 2}):
+        result = shoal.run({**settings, "execution": engine}, out=tmp_path / engine["kind"])
+        # "rotate" changes the cluster of everyone, and the labels of the other one are new to all.
+        found = result.summary["alarms"]
+        assert (found["changes"], found["detected"], found["mean_delay"]) == (4, 4, 0)
+        folders.append(result.folder)
+    assert len({(folder / "metrics.jsonl").read_bytes() for folder in folders}) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from gossip_lab import Run, built, data_of, descended, flat, forward, mean, play
 from shoal.bank import Bank, Entry, Key
 from shoal.errors import ConfigError
 from shoal.learners.proximal import Proximal
-from shoal.messages import Client, Group, Participant
+from shoal.messages import Client, Group, Part, Participant
 from shoal.randomness import Moment
 from shoal.requests import Served
 
@@ -129,6 +130,8 @@ def test_the_oracle_meets_its_cluster_and_says_that_it_saw_the_truth() -> None:
         for i in cluster:
             vector = one.states[-1].bank[f"client/{i}"].vector.numpy()
             np.testing.assert_allclose(vector, flat(mean(models, SIZES)), rtol=1e-4, atol=1e-6)
+    purity = {line["drawn"]: line["value"] for line in run.all(metric="contact_purity")}
+    assert purity == {"truth": 1.0, "chance": pytest.approx((3 * 2 / 4 + 2 * 1 / 4) / 5)}
     assert any("oracle" in note for note in run.setup.notes)
     assert not any("oracle" in note for note in built().notes)
 
@@ -146,18 +149,72 @@ def test_nobody_else_is_told_the_truth() -> None:
     assert Participant(0).truth is None
 
 
+@pytest.mark.parametrize(("finetune", "held", "said"), [("if_better", 0, True), ("if_better", 3, False),
+                                                        ("always", 0, False), ("off", 0, False)])  # fmt: skip
+def test_a_fine_tuning_that_is_never_tried_is_said(finetune: str, held: int, said: bool) -> None:
+    notes = built(method=settings("random", finetune=finetune), stream={"held": held}).notes
+    wanted = ["5 of 5 clients hold no validation rows in round 1: what the method judges on them is left out (finetune: "
+              "if_better) (see stream.validation)"]  # fmt: skip
+    assert list(notes) == (wanted if said else [])
+
+
 def test_models_start_the_same_or_each_on_its_own() -> None:
     own = play(method=settings("random", initial="own"), rounds=0)
     assert len({own.vector(-1, i).tobytes() for i in range(5)}) == 5
 
 
-def test_the_server_steps_from_the_own_entry_towards_the_trained_model() -> None:
-    """A server at half rate: half-way between the client's last model and the trained mix."""
-    full = play(method=settings("random"), rounds=1)
-    half = play(method={**settings("random"), "server": {"kind": "sgd", "lr": 0.5}}, rounds=1, state=full.state(0))
-    for i in range(5):
-        expected = (full.vector(0, i) + full.vector(1, i)) / 2
-        np.testing.assert_allclose(half.states[-1].bank[f"client/{i}"].vector.numpy(), expected, rtol=1e-4, atol=1e-6)
+def stepped(kind: str, x: np.ndarray, delta: np.ndarray, kept: dict[str, Any]) -> np.ndarray:
+    """A server's step from x, by the papers' formulas; ``kept`` are the client's moments."""
+    if kind == "sgd":
+        return x + 0.5 * delta
+    if kind == "momentum":
+        kept["m"] = 0.5 * kept.get("m", 0) + 0.5 * delta
+        return x + 0.8 * kept["m"]
+    kept["m"] = 0.6 * kept.get("m", 0) + 0.4 * delta
+    kept["v"] = 0.9 * kept.get("v", 0.05**2) + 0.1 * delta**2
+    return x + 0.2 * kept["m"] / (np.sqrt(kept["v"]) + 0.05)
+
+
+SERVERS = {
+    "sgd": {"lr": 0.5},
+    "momentum": {"lr": 0.8, "beta": 0.5},
+    "adam": {"lr": 0.2, "beta1": 0.6, "beta2": 0.9, "tau": 0.05},
+}
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_the_server_steps_from_the_mixed_model_along_the_training(kind: str) -> None:
+    """The warm-up and two rounds by hand: Delta is the trained model minus the mix, and the step begins at the mix."""
+    run = play(method={**settings("random"), "server": {"kind": kind, **SERVERS[kind]}}, rounds=2)
+    models = [run.vector(-1, i) for i in range(5)]
+    kept: list[dict[str, Any]] = [{} for _ in range(5)]
+    for number in (0, 1, 2):
+        mixes = models
+        if number:
+            given, known = run.assigned(number), [weights_of(model) for model in models]
+            mixes = [flat(mean({k: known[k] for k in [i, *given[i].note["random"]]}, SIZES)) for i in range(5)]
+            assert all(np.abs(mixes[i] - models[i]).max() > 1e-3 for i in range(5))
+        trained = [flat(descended(weights_of(mixes[i]), *data_of(run, i), 2, 0.3)) for i in range(5)]
+        models = [stepped(kind, mixes[i], trained[i] - mixes[i], kept[i]) for i in range(5)]
+        for i in range(5):
+            np.testing.assert_allclose(run.vector(number, i), models[i], rtol=1e-3, atol=1e-5)
+
+
+def test_a_base_is_where_the_step_of_the_one_answer_begins() -> None:
+    method = built(method={**settings("random"), "server": {"kind": "momentum", "beta": 0.5}}).method
+    old = Entry(torch.tensor([9.0, 9.0]), server={"m": torch.tensor([4.0, -2.0])})
+    part = Part(torch.tensor([3.0, 2.0]), base=torch.tensor([1.0, 4.0]))
+    # m = (4, -2) / 2 + (2, -2) / 2.
+    new = method.merge_entry("client/0", old, Group((part,), (2.0,)), Moment(0, 1))
+    assert new.server["m"].tolist() == [3.0, -2.0]
+    assert new.vector.tolist() == [4.0, 2.0]
+    assert new.server["step/change"].tolist() == [2.0] * 5
+    plain = built().method.merge_entry("client/0", old, Group((part,), (2.0,)), Moment(0, 1))
+    assert plain.vector.tolist() == [3.0, 2.0]
+    both = Group((Part(torch.zeros(2), client=4), replace(part, client=7)), (1.0, 1.0))
+    with pytest.raises(ValueError, match=r"entry 'client/0' has 2 answers, and those of clients \[7\] have a base"):
+        method.merge_entry("client/0", old, both, Moment(0, 1))
+    assert part.bytes == 16
 
 
 def test_a_momentum_is_each_clients_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,14 @@ def test_purity_by_way_of_drawing_and_chance() -> None:
     assert found["random"] == (1 / 4, 4)
     # Client 0: 3 of 5 others are like it; client 5: 1 of 5.
     assert found["chance"] == (pytest.approx((3 / 5 + 1 / 5) / 2), 2)
+
+
+def test_an_oracles_contacts_have_a_line_of_their_own() -> None:
+    told = Assignment(0, ("client/1", "client/4"), ("client/0",), note={"random": [], "similar": [], "truth": [1, 4]})
+    told = replace(told, entries={key: entry(0.0) for key in ("client/0", "client/1", "client/4")})
+    lines = observe(SIX, told)
+    assert purity(lines) == {"truth": (1 / 2, 2), "chance": (3 / 5, 1)}
+    assert Contacts.summarise(lines)["contact_purity"] == {"truth": 1 / 2, "chance": 3 / 5}
 
 
 def test_messages_count_each_peer_of_a_client_once() -> None:

@@ -148,6 +148,20 @@ def test_staggered_clients_count_at_their_own_rounds() -> None:
     assert summary["recovery_rounds"]["changed"]["mean"] == 2.5
 
 
+def test_boundaries_count_by_their_clients() -> None:
+    def told(clients: int, back: int | None, within: int | None, drop: float) -> dict[str, Any]:
+        state = "never" if back is None else "recovered"
+        return {"record": "shift", "group": "changed", "clients": clients, "end": 0.9, "drops": {"after": drop},
+                "lowest": 0.5, "recovery": state, "recovery_round": back, "within_step": within}  # fmt: skip
+
+    summary = Shift.summarise([told(1, 2, 1, -0.4), told(3, 6, None, -0.2), told(12, None, 3, -0.5)])
+    # (1 * 2 + 3 * 6) / 4; (1 * 1 + 12 * 3) / 13; -(.4 + .6 + 6) / 16.
+    assert summary["recovery_rounds"]["changed"] == {
+        "mean": pytest.approx(5.0), "recovered": 2, "never": 1, "nothing_lost": 0, "within_step": pytest.approx(37 / 13),
+    }  # fmt: skip
+    assert summary["drop_after_shift"]["changed"]["after"] == pytest.approx(-7 / 16)
+
+
 def test_a_step_is_over_at_the_next_shift() -> None:
     stream = Moving([[0, 1, 1], [0, 1, 0]], [[3, 5]] * 2)
     series = [[0.5, 0.9, 0.1, 0.2, 0.2, 0.9], [0.5, 0.7, 0.1, 0.4, 0.0, 0.9]]

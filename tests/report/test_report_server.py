@@ -111,22 +111,50 @@ def test_bands_of_several_variants_are_shown_on_demand(tmp_path: Path) -> None:
     assert 'data-group="c"' not in text
 
 
+TOO_LARGE = (
+    "out of range, too large; the denominators of 95 % of them differ by less than a fifth, and the server is nearly "
+    "momentum with another rate."
+)
+TOO_SMALL = "out of range, too small; in 95 % of them it adds less than a fifth to sqrt(v), and does next to nothing."
+
+
 @pytest.mark.parametrize(
-    ("share", "verdict"),
+    ("low", "high", "verdict"),
     [
-        (0.97, "97 % of the coordinates at the end: out of range, too large; the server is plain momentum"),
-        (0.95, "95 % of the coordinates at the end: out of range, too large"),
-        (0.5, "50 % of the coordinates at the end: in range."),
-        (0.05, "5 % of the coordinates at the end: out of range, too small; it does nothing."),
-        (0.0, "0 % of the coordinates at the end: out of range, too small"),
+        # Denominators from 1 to 1.19 times the constant, and up to 1.21 times.
+        (0.0, 0.19, TOO_LARGE),
+        (0.0, 0.21, "in range."),
+        # All of sqrt(v) is below the constant, and denominators still differ by a factor of 1.9.
+        (0.01, 0.9, "in range."),
+        (1.1, 30.0, "in range."),
+        # sqrt(v) from 4.9 or 5.1 times the constant on: it adds 20.4 % or 19.6 %.
+        (4.9, 30.0, "in range."),
+        (5.1, 30.0, TOO_SMALL),
     ],
 )
-def test_one_sentence_says_whether_the_constant_is_in_range(tmp_path: Path, share: float, verdict: str) -> None:
-    summary = {"calibration_constant": 0.012345, "below_constant": share}
-    folder = write_run(tmp_path / "run", more=[*lines_of(STEP, ONE), *constant(0.5, (1, 2))], summary=summary)
-    text, _ = part_of(server(folder, **EPSILON))
-    assert f"<p>epsilon (auto) is 0.0123, and sqrt(v) is below it in {verdict}" in text
+def test_one_sentence_says_whether_the_constant_is_in_range(
+    tmp_path: Path, low: float, high: float, verdict: str
+) -> None:
+    share = float(high < 1)
+    summary = {"calibration_constant": 0.02, "below_constant": share}
+    last = tuple(0.02 * q for q in (low, low, (low + high) / 2, high, high))
+    # What was before the last step does not count.
+    more = [*lines_of(STEP, {1: (0.02,) * 5, 2: last}), *constant(0.02, (1, 2))]
+    text, _ = part_of(server(write_run(tmp_path / "run", more=more, summary=summary), **EPSILON))
+    below = f"sqrt(v) is below it in {100 * share:.0f} % of the coordinates at the end"
+    assert f"<p>epsilon (auto) is 0.02, and {below}: {verdict}</p>" in text
     assert "calibration epsilon auto" in text
+
+
+def test_of_several_entries_the_median_counts_and_without_quantiles_there_is_no_verdict(tmp_path: Path) -> None:
+    summary = {"calibration_constant": 1.0, "below_constant": 1.0}
+    flat = [(c, lines_of(STEP, {1: (0.1, 0.1, 0.1, 0.1, q)}, c)) for c, q in (("a", 0.1), ("b", 0.15), ("c", 0.9))]
+    more = [{"round": 1, "metric": "calibration_constant", "value": 1.0, "entry": c} for c, _ in flat]
+    text, _ = part_of(write_run(tmp_path / "a", more=[*more, *(x for _, own in flat for x in own)], summary=summary))
+    assert "at the end: out of range, too large" in text
+    old = [{name: v for name, v in x.items() if name != "quantiles"} for _, own in flat for x in own]
+    text, _ = part_of(write_run(tmp_path / "b", more=[*more, *old], summary=summary))
+    assert "sqrt(v) is below it in 100 % of the coordinates at the end.</p>" in text
 
 
 def test_where_there_is_no_constant_no_sentence_is_said(tmp_path: Path) -> None:

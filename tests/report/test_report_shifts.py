@@ -91,10 +91,12 @@ def test_one_run_opens_with_drop_recovery_level_and_purity(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("counts", "mean", "said"),
     [
-        ((2, 0, 1), 2.5, "90 % of the loss is regained after 2.5 rounds on average"),
+        ((2, 0, 1), 2.5, "90 % of the loss is regained after 2.5 rounds on average over the clients"),
         ((1, 0, 0), 1.0, "90 % of the loss is regained after 1 round"),
-        ((7, 2, 0), 3.5, "90 % of the loss is regained after 3.5 rounds on average at seven of nine boundaries, and "
-                         "never within its step at the others"),
+        ((7, 2, 0), 3.5, "90 % of the loss is regained after 3.5 rounds on average over the clients, at seven of nine "
+                         "boundaries, and never within its step at the others"),
+        ((1, 2, 0), 4.0, "90 % of the loss is regained after 4 rounds at one of three boundaries, and never within its "
+                         "step at the others"),
         ((0, 1, 1), None, "the loss is never regained within its step, at the one boundary with one"),
         ((0, 0, 3), None, "less than a point is lost at every boundary"),
         ((0, 0, 0), None, ""),
@@ -154,6 +156,22 @@ def test_charts_of_stages_purity_and_similarities(tmp_path: Path) -> None:
     assert second["zmax"] == 1.0
     # Of 0.1, 0.1, 0.4 and 0.5 the quantile .98 lies at place 2.94.
     assert first["zmax"] == pytest.approx(0.4 + 0.94 * 0.1)
+
+
+def test_contacts_of_an_oracle_are_not_said_to_be_drawn_by_similarity(tmp_path: Path) -> None:
+    lines = [*met(1, truth=1.0, chance=0.45), *met(2, truth=1.0, chance=0.5)]
+    own = {**summary(), "contact_purity": {"truth": 1.0, "chance": 0.475}}
+    folder = write_run(tmp_path / "run", **{**SETTING, "more": lines, "summary": own})
+    (said,) = sentences(compare_runs(read(folder)))
+    assert said.endswith("; 100.0 % of the contacts drawn by the truth are of the own cluster, against 47.5 % by chance.")
+    text = page(read(folder))
+    (purity,) = charts(text)
+    assert {t["name"]: t["y"] for t in purity["data"]} == {"drawn by the truth": [100, 100], "by chance": [45, 50]}
+    assert dict(cells(text, "Level, drop, recovery and contacts"))["By the truth (%)"] == "100.0"
+    assert "similarity" not in section(text).replace("Right after a shift similarities are stale", "")
+    assert describe("contact_purity.truth").meaning
+    both = write_sweep(tmp_path / "x", {"oracle": {}, "hast": {"more": LINES}}, [0], **{**SETTING, "more": lines})
+    assert {t["name"] for t in charts(page(read(both)))[-2]["data"]} >= {"hast"}
 
 
 def test_the_moments_are_named_by_the_shift(tmp_path: Path) -> None:

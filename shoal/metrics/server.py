@@ -18,7 +18,7 @@ from .movement import LISTED
 from .values import finite, mean
 
 _WITH_QUANTILES = ("median_sqrt_v", "median_abs_delta", "effective_step")
-_ALONE = ("calibration_constant", "below_constant")
+_ALONE = ("calibration_constant", "below_constant", "clamped")
 _MIDDLE = 2
 """The place of the median among the quantiles."""
 
@@ -37,7 +37,8 @@ class ServerStep(Measure):
     - ``effective_step``: rate over denominator, the factor that scales the momentum.
 
     ``calibration_constant``: what ``sqrt(v)`` competes with (``tau``, ``epsilon``, ``log(2) / beta``);
-    ``below_constant``: the share of the coordinates whose ``sqrt(v)`` is below it. The lines on ``v``, the effective
+    ``below_constant``: the share of the coordinates whose ``sqrt(v)`` is below it. ``clamped``: the share of the
+    coordinates whose denominator was cut at a bound, of servers that cut (`ServerOptimizer.clamped_of`). The lines on ``v``, the effective
     step and the constant are missing where the server optimiser has none. A round with several exchanges has the last
     step's. With more than 32 such entries in a round there is one line of each kind, with the means over ``entries``.
     """
@@ -76,6 +77,8 @@ class ServerStep(Measure):
                 found["calibration_constant"] = [constant]
             if v is not None and constant is not None:
                 found["below_constant"] = [float((root < constant).double().mean())]
+            if (clamped := server.clamped_of(entry)) is not None:
+                found["clamped"] = [clamped]
         if changed:
             found["median_abs_delta"] = entry.server[CHANGE].tolist()
         return found

@@ -158,7 +158,7 @@ def _traces(points: list[Point], limits: list[Limits], names: list[str], meta: A
         traces.append(
             go.Scatter(
                 x=kept, y=[float(f"{limit.values[round]:.6g}") for round in kept], mode="lines", name=limit.name,
-                showlegend=False, meta=meta, 
+                showlegend=False, meta=meta,
                 line={"color": colour(2 + names.index(limit.name)), "width": 2, "shape": "hvh"},
                 hovertemplate=f"{limit.name} %{{y:.4g}}, round %{{x}}<extra></extra>",
             )

@@ -227,8 +227,12 @@ NUMBERS: dict[str, Number] = {
     ),
     "below_constant": Number(
         "Coordinates below the constant", PERCENT,
-        "The share of an entry's coordinates whose sqrt(v) is smaller than that constant: near 100 % the server is "
-        "plain momentum, near 0 % the constant does nothing.",
+        "The share of an entry's coordinates whose sqrt(v) is smaller than that constant. How much smaller or larger "
+        "says whether the constant is in range.",
+    ),
+    "clamped": Number(
+        "Denominators cut", PERCENT,
+        "Share of the coordinates whose denominator the server's last step cut at its bound (Flash: at tau).",
     ),
 }  # fmt: skip
 

@@ -92,6 +92,11 @@ class ServerOptimizer:
         logging; ``None`` if there is no such number. ``entry`` is the entry after a step."""
         return None
 
+    def clamped_of(self, entry: Entry) -> float | None:
+        """The share of the coordinates whose denominator the last step cut at a bound, so that it is the bound's and not
+        the formula's, for logging; ``None`` for an optimiser that cuts none. ``entry`` is the entry after a step."""
+        return None
+
 
 class RatedServer(ServerOptimizer):
     """A server optimiser with a server learning rate: ``lr > 0`` times the factor of a schedule, if it has one.

@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..bank import Entry
 from ..messages import World
 from ..schedules import Schedule
 from .adaptive import _LARGEST, Adaptive, Start
+from .quantiles import sample
 
 
 class Flash(Adaptive):
@@ -27,7 +29,7 @@ class Flash(Adaptive):
     ``d`` compares a square with a root, so what it does depends on the size of Delta: where Delta is about 1e-3, as in
     most training, a tenfold jump takes a hundredth off the default denominator; where it is above about 0.1 the
     paper's ``sqrt(v) - d + tau`` turns negative, and the step away from the clients. Deviations: the denominator is
-    cut at ``tau``; ``beta3`` is 1 where both of its terms are 0, where public code divides 0 by 0.
+    cut at ``tau`` (the measure ``server`` logs in which share of the coordinates, ``clamped``); ``beta3`` is 1 where both of its terms are 0, where public code divides 0 by 0.
 
     An entry keeps ``m``, ``v``, ``d`` and ``steps`` in ``Entry.server``.
     """
@@ -60,6 +62,13 @@ class Flash(Adaptive):
         """``max(sqrt(v) - d, 0) + tau``."""
         assert self.tau is not None
         return (server["v"].sqrt() - server["d"]).clamp_(min=0).add_(self.tau)
+
+    def clamped_of(self, entry: Entry) -> float | None:
+        """The share of the coordinates, of a large entry of a sample, with ``d > sqrt(v)``."""
+        if not self._continues(entry) or not entry.vector.numel():
+            return None
+        v, d = sample(entry.server["v"]), sample(entry.server["d"])
+        return float((d > v.sqrt()).double().mean())
 
     def _start(self, vector: Tensor) -> dict[str, Tensor]:
         return {**super()._start(vector), "d": torch.zeros_like(vector)}

@@ -82,6 +82,21 @@ def test_only_entries_that_took_a_step_have_lines() -> None:
     assert lines_of(server, after, after) == []
 
 
+def test_a_server_that_cuts_says_in_which_share() -> None:
+    server = Flash(v_init="zero")
+    before = Bank().put({"global": Entry(torch.zeros(4))})
+    after = before.put({"global": stepped(server, before["global"], [0.0, 0.5, -1.5, 1e-3])})
+    # With nothing before, d = .99 Delta^2 against sqrt(v) = .1 |Delta|.
+    (line,) = [line for line in lines_of(server, before, after) if line["metric"] == "clamped"]
+    assert line == {"metric": "clamped", "value": 0.5, "entry": "global"}
+    assert ServerStep.summarise([line])["clamped"] == 0.5
+    assert "clamped" not in {x["metric"] for x in lines_of(Adam(), before, after)}
+    many = Bank().put({f"client/{i}": Entry(torch.zeros(1)) for i in range(40)})
+    moved = many.put({k: stepped(server, e, [float(i < 10)]) for i, (k, e) in enumerate(many.entries.items())})
+    (line,) = [line for line in lines_of(server, many, moved) if line["metric"] == "clamped"]
+    assert line == {"metric": "clamped", "value": 0.25, "entries": 40}
+
+
 def test_an_entry_born_in_the_round_counts_and_a_retired_one_does_not() -> None:
     server = Adam(lr=0.1, tau=0.1)
     old = Bank().put({"concept/0": stepped(server, Entry(torch.zeros(1)), [1.0])})

@@ -50,6 +50,14 @@ def test_the_first_round_by_hand() -> None:
     assert found.x == pytest.approx([0.1 * 2 / 0.5])
 
 
+def test_the_share_of_cut_denominators() -> None:
+    # sqrt(v) = |Delta| / 10 and d = .99 Delta^2: cut above 0.101. Nothing moved is nothing cut.
+    found = walk(Flash(tau=0.5, v_init="zero"), [0.0] * 5, [[2.0, -2.0, 0.102, 0.1, 0.0]])
+    assert Flash().clamped_of(found.last) == pytest.approx(3 / 5)
+    assert Flash().clamped_of(Entry(torch.zeros(5))) is None
+    assert Adam().clamped_of(walk(Adam(), [0.0], [[2.0]]).last) is None
+
+
 def test_small_changes_are_fedadam() -> None:
     changes = [[1e-5, -2e-5], [1.5e-5, -1e-5], [1e-5, 2e-5]]
     flash, adam = (walk(kind(v_init="zero"), [0.0, 0.0], changes) for kind in (Flash, Adam))

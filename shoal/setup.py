@@ -120,8 +120,8 @@ class Setup:
 
 
 def _unvalidated(stream: Stream, method: Method) -> list[str]:
-    """What becomes of clients without validation rows where the learner or the method looks at them, or the loss on them
-    is reported; of the first clients alone."""
+    """What becomes of clients without validation rows where the learner or the method looks at them, or the loss on
+    them is reported; of the first clients alone."""
     learner, server = method.learner, method.server
     if not (method.reads_validation or learner.reads_validation or learner.reads_reported or server.reads_reported):
         return []

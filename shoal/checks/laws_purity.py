@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from ..setup import Setup
 from .case import Case, Run
 from .fingerprint import difference, fingerprint
 from .law import law, require
+from .standin import CLIENTS
 from .tamper import Answering, Raising, Watched, WatchedEngine
 
 
@@ -97,6 +99,39 @@ def the_configured_server_is_used(case: Case) -> None:
         case.play(case.setup(method={"mean": mean, "server": {"kind": "sgd", "lr": lr}}), rounds=1) for lr in (1.0, 0.5)
     ]
     require(runs[0].models[-1] != runs[1].models[-1], "a server with half the rate gave the same models")
+
+
+@law("run")
+def reported_losses_are_heard(case: Case) -> None:
+    """The loss that a client reports of its validation rows reaches the plateau of an entry that it answers for.
+
+    A method that makes a `Group` of its own passes ``reported`` on, or no schedule that waits for a loss ever moves.
+    """
+    case.clean()
+    plateau = {"lr_schedule": {"kind": "plateau"}}
+    setup = case.setup(method={"server": {"kind": "sgd", **plateau}}, local={**case.local, **plateau})
+    told = [_told(case, setup, client) for client in (None, *range(CLIENTS))]
+    for client, heard in enumerate(told[1:]):
+        require(
+            heard != told[0],
+            f"client {client} reports another loss, and no entry's schedule knows it; pass Group.reported on "
+            f"(`grouped` makes it, `dataclasses.replace` keeps it)",
+        )
+
+
+def _told(case: Case, setup: Setup, odd: int | None) -> str:
+    """What schedules know after one exchange of models in which all clients report 1, and an odd one reports 2."""
+
+    def report(job: Job, update: Update) -> Update:
+        return replace(update, note={**update.note, "validation_loss": 2.0 if job.client.id == odd else 1.0})
+
+    bank = case.play(setup, engine=partial(Answering, change=report), rounds=1).last.bank
+    return fingerprint(
+        {
+            key: {name: t for name, t in {**entry.server, **entry.extra}.items() if name.startswith("schedule/")}
+            for key, entry in bank.entries.items()
+        }
+    )
 
 
 @law("run")

@@ -129,8 +129,8 @@ class Gossip(Method):
     def drawn(
         self, own: Entry, when: Moment, seat: Participant, eligible: np.ndarray, seats: Mapping[int, Participant]
     ) -> dict[str, list[int]]:
-        """The contacts of one client by the way in which they are drawn, among ``eligible``: ``random``, ``similar`` and,
-        of an oracle, ``truth``.
+        """The contacts of one client among ``eligible``, by the way in which they are drawn: ``random``, ``similar``
+        and, by an oracle, ``truth``.
 
         ``own`` is its entry, ``eligible`` sorted ids; ``when`` does not tell exchanges apart. Runs before any training.
         """

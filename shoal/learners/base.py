@@ -19,7 +19,7 @@ from ..requests import Fit, FitResult, Optimizer, Request, Served
 from ..schedules import Schedule
 
 OPTIMIZER = "optimizer/"
-"""What names in a client's state begin with that hold the moments of a kept local optimiser; the entry's key follows."""
+"""The beginning of names in a client's state that hold the moments of a kept local optimiser, before an entry's key."""
 
 Fitting = Callable[..., Generator[Request, Any, tuple[Part, dict[str, Value]]]]
 

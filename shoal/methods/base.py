@@ -139,8 +139,8 @@ class Method:
         the method's own to the old ones and the learner's. ``None`` takes a number away. ``Entry.server`` also gets
         the quantiles of the step's pseudo-gradient, see `shoal.server.quantiles.change`.
 
-        Of a single answer with a ``base`` (`Part.base`) the pseudo-gradient is the answer minus that, and the step begins
-        there. Raises ``ValueError`` for one of several answers that has a base.
+        Of a single answer with a ``base`` (`Part.base`) the pseudo-gradient is the answer minus that, and the step
+        begins there. Raises ``ValueError`` for one of several answers that has a base.
         """
         new = old
         trained = [(p, w) for p, w in zip(group.parts, group.weights, strict=True) if p.vector is not None]
@@ -168,8 +168,8 @@ def _origin(key: Key, old: Entry, parts: Sequence[Part]) -> Entry:
     if len(parts) > 1:
         raise ValueError(
             f"entry {key!r} has {len(parts)} answers, and those of clients "
-            f"{[part.client for part in parts if part.base is not None]} have a base; a step can begin at the base of an "
-            f"answer only where that is the one answer"
+            f"{[part.client for part in parts if part.base is not None]} have a base; a step can begin at the base of "
+            f"an answer only where that is the one answer"
         )
     return old.new(vector=parts[0].base)
 

@@ -24,17 +24,17 @@ class Contacts(Measure):
     """``contact_purity`` of a round: the share of contacts whose current cluster is the client's own.
 
     A line for each way in which contacts are ``drawn``: ``similar`` (by similarity), ``random`` and ``truth`` (by an
-    oracle, from the true label), with the number of ``contacts`` behind it, and one for ``chance``: what a uniform draw among the other clients would give, ``(size of
-    the client's cluster - 1) / (K - 1)``, as the mean over the clients that drew somebody (``clients``). K counts
-    the clients that can be met: the participants of the round; all clients where somebody else was met, too. Where the
-    method has a topology only the client's neighbours among them count.
+    oracle, from the true label), with the number of ``contacts`` behind it, and one for ``chance``: what a uniform draw
+    among the other clients would give, ``(size of the client's cluster - 1) / (K - 1)``, as the mean over the clients
+    that drew somebody (``clients``). K counts the clients that can be met: the participants of the round; all clients
+    where somebody else was met, too. Where the method has a topology only the client's neighbours among them count.
 
     ``messages``: how many peers' models clients received in the round, all together, with the number of
     ``clients`` that took part. Their bytes are ``total_bytes_down``, see `shoal.metrics.costs`.
 
     Read from ``Assignment.note`` and ``Update.note``: lists of clients' numbers called ``similar``, ``random`` and
-    ``truth``. No lines in rounds without them, and no purity where the stream's truth has no cluster, concept or task. The warm-up
-    is left out.
+    ``truth``. No lines in rounds without them, and no purity where the stream's truth has no cluster, concept or task.
+    The warm-up is left out.
     """
 
     lines: ClassVar[tuple[str, ...]] = ("contact_purity", "messages")

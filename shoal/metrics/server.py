@@ -38,9 +38,10 @@ class ServerStep(Measure):
 
     ``calibration_constant``: what ``sqrt(v)`` competes with (``tau``, ``epsilon``, ``log(2) / beta``);
     ``below_constant``: the share of the coordinates whose ``sqrt(v)`` is below it. ``clamped``: the share of the
-    coordinates whose denominator was cut at a bound, of servers that cut (`ServerOptimizer.clamped_of`). The lines on ``v``, the effective
-    step and the constant are missing where the server optimiser has none. A round with several exchanges has the last
-    step's. With more than 32 such entries in a round there is one line of each kind, with the means over ``entries``.
+    coordinates whose denominator was cut at a bound, of servers that cut (`ServerOptimizer.clamped_of`). The lines on
+    ``v``, the effective step, the constant and the cut are missing where the server optimiser has none. A round with
+    several exchanges has the last step's. With more than 32 such entries in a round there is one line of each kind,
+    with the means over ``entries``.
     """
 
     lines: ClassVar[tuple[str, ...]] = (*_WITH_QUANTILES, *_ALONE)

@@ -274,8 +274,8 @@ _PURITY = {
     "random": ("Purity of random contacts", "The same share of the contacts that were drawn at random."),
     "truth": ("Purity of contacts by the truth",
               "The same share of the contacts that an oracle drew, which is told the true label of the clients' rows."),
-    "chance": ("Purity by chance", "What a uniform draw among the clients that could be met would give: the size of the "
-               "client's cluster among them minus 1, divided by their number minus 1."),
+    "chance": ("Purity by chance", "What a uniform draw among the clients that could be met would give: the size of "
+               "the client's cluster among them minus 1, divided by their number minus 1."),
 }  # fmt: skip
 
 METRICS: dict[str, Number] = {

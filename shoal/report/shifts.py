@@ -100,7 +100,8 @@ def recovery_of(numbers: Mapping[str, Any], group: str = "changed") -> str:
     said = f"90 % of the loss is regained after {rounds} round{'' if rounds == '1' else 's'}"
     said += " on average over the clients" if counts["recovered"] > 1 else ""
     if counts["never"]:
-        said += f"{',' if counts['recovered'] > 1 else ''} at {number(counts['recovered'])} of {number(lossy)} boundaries, and never within its step at the "
+        said += "," if counts["recovered"] > 1 else ""
+        said += f" at {number(counts['recovered'])} of {number(lossy)} boundaries, and never within its step at the "
         said += "other" if counts["never"] == 1 else "others"
     return said
 
@@ -203,8 +204,8 @@ def _purity(runs: Runs) -> str:
     title = "Contacts drawn by similarity in the own cluster" if several else "Contacts in the own cluster"
     chart = figure(traces, "share of contacts (%)", boundaries=runs.boundaries, y_range=(0, 100))
     return group([Chart(title, chart, wide=True)], legend) + note(
-        "By chance: what a uniform draw among all clients that could be met would give. Right after a shift similarities "
-        "are stale."
+        "By chance: what a uniform draw among all clients that could be met would give. Right after a shift "
+        "similarities are stale."
     )
 
 

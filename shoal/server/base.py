@@ -93,8 +93,8 @@ class ServerOptimizer:
         return None
 
     def clamped_of(self, entry: Entry) -> float | None:
-        """The share of the coordinates whose denominator the last step cut at a bound, so that it is the bound's and not
-        the formula's, for logging; ``None`` for an optimiser that cuts none. ``entry`` is the entry after a step."""
+        """The share of the coordinates whose denominator the last step cut at a bound, where the formula has another,
+        for logging; ``None`` for an optimiser that cuts none. ``entry`` is the entry after a step."""
         return None
 
 

@@ -58,9 +58,9 @@ class FedNova(Weighted):
     share of about ``lr weight_decay (K - 1) / 2``.)
 
     Raises ``ValueError`` for a local optimiser other than SGD (its change is no sum of gradients, so there is no
-    ``a_i``) and for one that is kept (``local.keep``: earlier rounds' gradients enter the change), for a negative ``mu``
-    and one beside ``learner: proximal``, for a proximal term beside ``local.lr_schedule``, and for an answer that
-    changed the entry without telling its steps.
+    ``a_i``) and for one that is kept (``local.keep``: earlier rounds' gradients enter the change), for a negative
+    ``mu`` and one beside ``learner: proximal``, for a proximal term beside ``local.lr_schedule``, and for an answer
+    that changed the entry without telling its steps.
     """
 
     def __init__(self, local: Local | None = None, *, mu: float | None = None) -> None:
@@ -72,8 +72,8 @@ class FedNova(Weighted):
             )
         if local.keep:
             raise ValueError(
-                "fednova divides by the summed weights of this round's gradients; with local.keep: true those of earlier "
-                "rounds enter a client's change, too. Set local.keep: false, or use another mean"
+                "fednova divides by the summed weights of this round's gradients; with local.keep: true those of "
+                "earlier rounds enter a client's change, too. Set local.keep: false, or use another mean"
             )
         if mu is not None and not 0 <= mu < math.inf:
             raise ValueError(f"mu is the strength of the learner's proximal term, finite and >= 0; got {mu}")

@@ -29,7 +29,8 @@ class Flash(Adaptive):
     ``d`` compares a square with a root, so what it does depends on the size of Delta: where Delta is about 1e-3, as in
     most training, a tenfold jump takes a hundredth off the default denominator; where it is above about 0.1 the
     paper's ``sqrt(v) - d + tau`` turns negative, and the step away from the clients. Deviations: the denominator is
-    cut at ``tau`` (the measure ``server`` logs in which share of the coordinates, ``clamped``); ``beta3`` is 1 where both of its terms are 0, where public code divides 0 by 0.
+    cut at ``tau`` (the measure ``server`` logs in which share of the coordinates, ``clamped``); ``beta3`` is 1 where
+    both of its terms are 0, where public code divides 0 by 0.
 
     An entry keeps ``m``, ``v``, ``d`` and ``steps`` in ``Entry.server``.
     """

@@ -27,7 +27,8 @@ RUN = {
     "Unshuffled": {"two seeds differ"},
     "Scribbler": {"inputs stay as they are"},
     # These merge by themselves.
-    "Draining": {"inputs stay as they are", "the configured server is used"},
+    "Draining": {"inputs stay as they are", "the configured server is used", "reported losses are heard"},
+    "Deaf": {"reported losses are heard"},
     "Counting": {"attributes never change"},
     "Growing": {"sizes stay"},
     "Summing": {"equal updates come back", "the configured server is used"},

@@ -36,6 +36,12 @@ VARIANTS = {
     "s-fedamsgrad-svrg": ("amsgrad", "softplus", "svrg"),
 }
 """Server, calibration and learner of each method of the paper."""
+AUTO = {
+    f"auto-{short}-{alias}": (kind, calibration, "plain")
+    for alias, kind in (("fedadam", "adam"), ("fedamsgrad", "amsgrad"))
+    for short, calibration in (("eps", "epsilon"), ("s", "softplus"))
+}
+"""Ours beside them, in the small recipes: with an automatic constant."""
 
 
 def test_there_are_such_recipes() -> None:
@@ -60,14 +66,19 @@ def test_all_methods_under_the_same_conditions(name: str) -> None:
         if calibration:
             assert (server["beta1"], server["beta2"], server["bias_correction"]) == (0.9, 0.99, False)
             assert server["v_init"] in (None, "zero")
-            assert calibration.get("epsilon", 1e-8) == (1e-4 if single.variant.startswith("eps") else 1e-8)
+            constants = (calibration.get("epsilon", 1e-8), calibration.get("beta", 200))
+            if single.variant.startswith("auto"):
+                assert "auto" in constants
+            else:
+                epsilon = 1e-4 if single.variant.startswith("eps") else 1e-8
+                assert constants == (epsilon, 200 if name in SMALL else calibration.get("beta", 200))
         schedule = server["lr_schedule"]
         if "mnist" in name:
             assert schedule["kind"] == "plateau"
             assert config.stream["validation"] > 0
         else:
             assert (schedule["kind"], schedule["at"], schedule["gamma"]) == ("stages", [0.5, 0.75], 0.1)
-    assert found == VARIANTS
+    assert found == (VARIANTS | AUTO if name in SMALL else VARIANTS)
 
 
 @pytest.mark.parametrize("name", AGM)
@@ -76,7 +87,7 @@ def test_every_value_of_the_grid_is_a_setting(name: str) -> None:
     grids = grids_of(raw["grid"], list(raw["variants"]))
     cells = {variant: list(grid.cells().values()) for variant, grid in grids.items()}
     if name in SMALL:
-        assert {len(found) for found in cells.values()} == {6}
+        assert {len(found) for found in cells.values()} == {9 if "cifar10" in name else 4}
     else:
         # The paper's: six rates for all; beta1 and beta2; the constants of each method.
         assert len(cells["fedavg"]) == 6

@@ -153,8 +153,8 @@ def test_nobody_else_is_told_the_truth() -> None:
                                                         ("always", 0, False), ("off", 0, False)])  # fmt: skip
 def test_a_fine_tuning_that_is_never_tried_is_said(finetune: str, held: int, said: bool) -> None:
     notes = built(method=settings("random", finetune=finetune), stream={"held": held}).notes
-    wanted = ["5 of 5 clients hold no validation rows in round 1: what the method judges on them is left out (finetune: "
-              "if_better) (see stream.validation)"]  # fmt: skip
+    wanted = ["5 of 5 clients hold no validation rows in round 1: what the method judges on them is left out "
+              "(finetune: if_better) (see stream.validation)"]  # fmt: skip
     assert list(notes) == (wanted if said else [])
 
 

@@ -279,7 +279,7 @@ def test_the_summary_of_the_index_leaves_out_what_is_not_known() -> None:
 def test_nothing_without_concepts_and_broken_records_are_passed_over() -> None:
     assert Concepts.summarise([{"round": 1, "record": "round"}]) == {}
     wrong = [{}, met(0, "a"), met(None, "a", ("a", "a", 1)), met(0, "a", ("a", "a")), met(0, "a", (None, "a", 1))]
-    broken = [
+    broken: list[dict[str, Any]] = [
         {"round": 1, "record": "concepts"},
         {"record": "concepts", "met": []},
         {"round": 1, "record": "concepts", "met": wrong},

@@ -157,8 +157,12 @@ def test_boundaries_count_by_their_clients() -> None:
     summary = Shift.summarise([told(1, 2, 1, -0.4), told(3, 6, None, -0.2), told(12, None, 3, -0.5)])
     # (1 * 2 + 3 * 6) / 4; (1 * 1 + 12 * 3) / 13; -(.4 + .6 + 6) / 16.
     assert summary["recovery_rounds"]["changed"] == {
-        "mean": pytest.approx(5.0), "recovered": 2, "never": 1, "nothing_lost": 0, "within_step": pytest.approx(37 / 13),
-    }  # fmt: skip
+        "mean": pytest.approx(5.0),
+        "recovered": 2,
+        "never": 1,
+        "nothing_lost": 0,
+        "within_step": pytest.approx(37 / 13),
+    }
     assert summary["drop_after_shift"]["changed"]["after"] == pytest.approx(-7 / 16)
 
 

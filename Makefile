@@ -38,6 +38,7 @@ test-long: setup ## all tests, the long ones too
 bench: setup ## the benchmarks; each prints one JSON line last
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/gossip.py
+	$(BIN)/python benchmarks/concepts.py
 	$(BIN)/python benchmarks/stacked.py
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/kernels.py

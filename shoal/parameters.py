@@ -115,6 +115,10 @@ class ParameterSpace:
         self.size = offset
         self._first = {alias: name for name, aliases in names.items() for alias in aliases}
         self.head = self._slice(inside)
+        given = getattr(module, "undecayed", ())
+        prefixes = [p for p in given if isinstance(p, str)] if isinstance(given, tuple | list) else []
+        self.undecayed = tuple(name for name in self.slots if _any_under([name], prefixes))
+        """Parameters that no weight decay pulls, whatever the configuration says: the module's ``undecayed``."""
         if "head" in self.segments and self.segments["head"] != self.head:
             raise ValueError(
                 f"segment 'head' is always the last linear layer ({head!r} here); give this segment another name"

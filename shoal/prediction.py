@@ -25,7 +25,7 @@ from .loading import is_many
 from .messages import World
 from .methods.base import Method
 from .models.base import Model
-from .models.factory import build_models
+from .models.factory import build_models, without_files
 from .rows import Rows, read_rows
 from .serving import name_of
 from .setup import build_method
@@ -98,7 +98,7 @@ class Predictor:
         about, settings = self.serving, self.config.model
         if self.finished:
             # All numbers are in model.safetensors, constants too: the file that they started from may be gone.
-            settings = {**settings, "weights": None, "weights_sha256": None}
+            settings = without_files(settings)
         return build_models(settings, tuple(about["shape"]), about["outputs"], about["task_outputs"], self.config.seed)
 
     def _method(self, task_models: tuple[str, ...]) -> Method:

@@ -49,8 +49,10 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "model": {
         "cnn": "shoal.models.cnn:cnn",
+        "efficientnet-lite0": "shoal.models.efficientnet:efficientnet_lite0",
         "lenet": "shoal.models.lenet:lenet",
         "mlp": "shoal.models.mlp:mlp",
+        "nettailor": "shoal.models.nettailor:nettailor",
         "resnet18": "shoal.models.resnet18:resnet18",
         "resnet20": "shoal.models.resnet:resnet20",
         "vgg11": "shoal.models.vgg:vgg11",
@@ -148,6 +150,7 @@ PARTS: dict[str, dict[str, str]] = {
         "huber": "shoal.losses:Huber",
         "mae": "shoal.losses:MeanAbsolute",
         "mse": "shoal.losses:MeanSquared",
+        "nettailor": "shoal.losses.nettailor:NetTailorLoss",
     },
     "metric": {
         "auc": "shoal.metrics.classification:auc",
@@ -191,6 +194,22 @@ ALIASES: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 """Names of known systems for settings of several parts; the run's ``config.yaml`` has the expanded form."""
+
+BASES: dict[str, str] = {
+    "calibration": "shoal.server.base:Calibration",
+    "data": "shoal.data.source:Source",
+    "detector": "shoal.gossip.detectors:Detector",
+    "learner": "shoal.learners.base:Learner",
+    "matching": "shoal.clustering.matching:Matching",
+    "mean": "shoal.server.base:Mean",
+    "measure": "shoal.metrics.base:Measure",
+    "partition": "shoal.streams.cells:Partition",
+    "schedule": "shoal.schedules:Schedule",
+    "server": "shoal.server.base:ServerOptimizer",
+    "stream": "shoal.streams.base:Stream",
+    "topology": "shoal.gossip.topologies:Topology",
+}
+"""What a part of one's own must be derived from, where nothing else checks it: known by its attribute ``part``."""
 
 
 class Setting(NamedTuple):
@@ -394,9 +413,16 @@ def build(part: str, settings: Mapping[str, Any], *args: Any, **more: Any) -> An
         raise explain(error, part, known, _schema(target)) from None
     own.update({name: getattr(checked, name) for name in plain})
     try:
-        return target(*args, **own, **more)
+        made = target(*args, **own, **more)
     except ValueError as error:
         raise ConfigError(f"{part}: {error}") from error
+    if part in BASES and getattr(made, "part", None) != part:
+        # Better here than in the middle of the first round.
+        raise ConfigError(
+            f"{part}.kind: {settings['kind']} gives a {type(made).__name__}; "
+            f"a kind of {part} is a class derived from {BASES[part]}"
+        )
+    return made
 
 
 def accepted(part: str, kind: str, **offered: Any) -> dict[str, Any]:

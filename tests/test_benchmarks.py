@@ -13,6 +13,7 @@ FOLDER = Path(__file__).parent.parent / "benchmarks"
 SMALL = {
     "overhead": ["--repetitions", "1", "--clients", "2", "--rows", "32"],
     "gossip": ["--repetitions", "1", "--clients", "3", "--rows", "16"],
+    "concepts": ["--repetitions", "1", "--clients", "3", "--rows", "16", "--width", "0.1"],
     "stacked": ["--repetitions", "1", "--clients", "3", "--seconds", "0.01"],
     "sweep": ["--repetitions", "1", "--clients", "2", "--rounds", "2"],
     "kernels": ["--repetitions", "1", "--steps", "1"],

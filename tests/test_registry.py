@@ -138,6 +138,29 @@ def test_every_registered_part_can_be_found_and_says_what_it_is(part: str) -> No
         assert getattr(target, "part", part) == part
 
 
+class Foreign:
+    """What is no part at all, whatever it is given."""
+
+    def __init__(self, *given: Any) -> None:
+        self.given = given
+
+
+@pytest.mark.parametrize("part", sorted(registry.BASES))
+def test_what_is_no_such_part_is_refused_when_it_is_built(part: str) -> None:
+    """It would fail in the first round, or with every client in every round."""
+    path = registry.BASES[part]
+    base = registry.find(part, path)
+    assert getattr(base, "part", None) == part
+    assert all(getattr(registry.find(part, kind), "part", None) == part for kind in registry.PARTS[part])
+    with pytest.raises(ConfigError, match=f"{part}.kind: {HERE}:Foreign gives a Foreign; .* derived from {path}"):
+        registry.build(part, {"kind": f"{HERE}:Foreign"})
+
+
+def test_a_part_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match=f"mean.kind: {KIND} gives a Scheduled"):
+        registry.build("mean", registry.resolve("mean", KIND), None)
+
+
 def test_settings_without_a_type_take_anything() -> None:
     assert registry.resolve("server", {"kind": f"{HERE}:Loose"})["keep"] is True
     assert registry.resolve("server", {"kind": f"{HERE}:Loose", "keep": False, "how": [1]})["how"] == [1]

@@ -42,7 +42,7 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
     ("method", "fedavg"): [Example(), Example({"per": "task"})],
     ("method", "concept-matching"): [
         Example({"concepts": 2}),
-        Example({"concepts": "auto", "most": 3, "gap": 0.5, "agree": 1, "unused": 1, "least": 0.0}),
+        Example({"concepts": "auto", "most": 2, "gap": 0.5, "agree": 1, "unused": 1, "least": 0.0}),
         Example({"concepts": 3, "client_matching": "remembered", "learn": 1, "matching": "paper", "rows": 2}),
         Example({"concepts": 2, "client_matching": "oracle", "server_matching": "choices"}),
     ],
@@ -122,7 +122,7 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
         Example({"sizes": [0.5, 0.25, 0.25]}, clients=3),
     ],
     ("stream", "concepts"): [
-        Example({"clients": 3, "concepts": {"by": "domain"}, "order": "cyclic"}),
+        Example({"clients": 3, "concepts": {"by": "domain"}, "order": "cyclic", "known": True}),
         Example({**_CONCEPTS, "concepts": {"classes": [["u", "v"], ["w", "x", "y"]]}, "split": "given"}, False, True),
         Example({**_CONCEPTS, "concepts": {"by": "transform", "groups": ["identity", "invert"]}}, leaves_rows=True),
         Example({**_CONCEPTS, "concepts": _SELECTED, "weights": {"dirichlet": 0.5}, "head": "concept"}, False, True),

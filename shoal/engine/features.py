@@ -2,11 +2,14 @@
 
 A fit of some segments (`Fit.segments`) leaves the others as they are. Where those come first, each row has the same
 activations in front of the first trained layer in every step. The steps then train the layers from there on, and
-nothing goes backward through the others.
+nothing goes backward through the others. Where everything in front is frozen for good, the rows have these activations
+for the whole run, when they are measured too: they are kept, see `Kept`.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,9 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import inputs
+from ..models.backbones import Residual
 from ..models.base import Dropout
+from ..models.efficientnet import MBConv, SameConv2d
 from ..models.lenet import LocalResponseNorm, SamePool
+from ..models.nettailor import Fork, NetTailor
 from ..models.resnet import Block, Subsample
+from ..models.resnet18 import BasicBlock
 from ..parameters import ParameterSpace
 from .batches import GATHER_BYTES, Batches
 from .plan import Step
@@ -29,8 +36,14 @@ PURE: tuple[type[nn.Module], ...] = (
     *(nn.Hardswish, nn.Hardsigmoid, nn.PReLU, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.ZeroPad2d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.GroupNorm, nn.LayerNorm),
     *(nn.LocalResponseNorm, LocalResponseNorm, SamePool, Block, Subsample),
+    *(BasicBlock, Residual, Fork, MBConv, SameConv2d),
 )
-"""Layers that make of each row by itself always the same, in training mode too."""
+"""Layers that make of each row by itself always the same, in training mode too, as far as the layers inside them do."""
+CHAINS: tuple[type[nn.Module], ...] = (nn.Sequential, NetTailor)
+"""Modules that are their layers, one after another."""
+KEPT_BYTES = 2**28
+"""Activations that a kernel keeps from request to request take no more than this, the rows of one request no more than
+a quarter of it. Those that were used longest ago make room."""
 
 
 class Split(NamedTuple):
@@ -43,7 +56,7 @@ class Split(NamedTuple):
 def split(module: nn.Module, space: ParameterSpace, slices: Sequence[slice]) -> Split | None:
     """The module in two, or ``None`` where it cannot be parted, or nothing would be saved by it.
 
-    A chain is a plain ``nn.Sequential``, in which further ones may stand. Every layer in front must be one of `PURE`,
+    A chain is one of `CHAINS`, in which further ones may stand. Every layer in front must be one of `PURE`,
     or dropout or BatchNorm that stand still, and one of them must have parameters.
     """
     trained = {
@@ -65,8 +78,8 @@ def _meets(space: ParameterSpace, name: str, slices: Sequence[slice]) -> bool:
 
 
 def _chain(module: nn.Module) -> list[nn.Module]:
-    """The layers that follow one another; a module that is no plain ``nn.Sequential`` is a layer by itself."""
-    if type(module) is not nn.Sequential or _hooked(module):
+    """The layers that follow one another; a module that is none of `CHAINS` is a layer by itself."""
+    if type(module) not in CHAINS or _hooked(module):
         return [module]
     return [layer for child in module for layer in _chain(child)]
 
@@ -85,6 +98,59 @@ def _still(layer: nn.Module) -> bool:
     return type(layer) in PURE
 
 
+class Kept:
+    """What frozen layers make of the rows of whole requests, for a run, in bounded memory.
+
+    By the rows of the request and not by the row: the last bits of a row depend on the company in which it was
+    computed, and so would those of the run on who asked first. The rows that a client holds, and those on which a
+    target is measured, come back in most rounds.
+    """
+
+    def __init__(self, most: int | None = None) -> None:
+        self.most = KEPT_BYTES if most is None else most
+        self.bytes = 0
+        self._found: OrderedDict[tuple[str, bytes], Tensor] = OrderedDict()
+
+    def of(self, model: str, front: Callable[[Tensor], Tensor], batches: Batches) -> Tensor | None:
+        """The activations ``[rows, ...]`` of these rows, kept or computed; ``None`` where there are no rows or they
+        would take too much memory."""
+        rows = batches.rows.contiguous()
+        key = (model, hashlib.blake2b(rows.cpu().numpy().tobytes(), digest_size=16).digest())
+        if key in self._found:
+            self._found.move_to_end(key)
+            return self._found[key]
+        kept = _computed(front, batches, self.most // 4, lambda shape, device: torch.empty(shape, device=device))
+        if kept is None:
+            return None
+        self.bytes += kept.nbytes
+        self._found[key] = kept
+        while self.bytes > self.most:
+            self.bytes -= self._found.popitem(last=False)[1].nbytes
+        return kept
+
+
+def _computed(
+    front: Callable[[Tensor], Tensor],
+    batches: Batches,
+    most: int,
+    memory: Callable[[tuple[int, ...], torch.device], Tensor],
+) -> Tensor | None:
+    """What the layers in front make of the rows, in chunks; ``None`` without rows, or where it takes more bytes."""
+    kept: Tensor | None = None
+    count = len(batches.rows)
+    with torch.no_grad():
+        for begin in range(0, count, CHUNK):
+            x, _ = batches.range(begin, begin + CHUNK)
+            found = front(inputs(x.clone()))  # a layer in front may work in place
+            found = found.permute(0, 2, 3, 1) if found.dim() == 4 else found  # as `inputs` expects them
+            if kept is None:
+                if 4 * count * found[0].numel() > most:
+                    return None
+                kept = memory((count, *found.shape[1:]), found.device)
+            kept[begin : begin + len(found)] = found
+    return kept
+
+
 class Features:
     """The activations of a fit's rows as its batches; in place of `Batches`, whose memory it uses."""
 
@@ -96,18 +162,11 @@ class Features:
     @classmethod
     def of(cls, front: Callable[[Tensor], Tensor], batches: Batches) -> Features | None:
         """Computes them; ``None`` where there are no rows, or they would take more memory than rows may."""
-        kept: Tensor | None = None
-        count = len(batches.rows)
-        with torch.no_grad():
-            for begin in range(0, count, CHUNK):
-                x, _ = batches.range(begin, begin + CHUNK)
-                found = front(inputs(x.clone()))  # a layer in front may work in place
-                found = found.permute(0, 2, 3, 1) if found.dim() == 4 else found  # as `inputs` expects them
-                if kept is None:
-                    if 4 * count * found[0].numel() > GATHER_BYTES:
-                        return None
-                    kept = batches.scratch.take("features", (count, *found.shape[1:]), found.device)
-                kept[begin : begin + len(found)] = found
+
+        def memory(shape: tuple[int, ...], device: torch.device) -> Tensor:
+            return batches.scratch.take("features", shape, device)
+
+        kept = _computed(front, batches, GATHER_BYTES, memory)
         return None if kept is None else cls(batches, kept)
 
     def take(self, step: Step) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from ..records import changed
 from ..requests import Drift, Fit, FitResult, Gradient, Score, Served
 from .augment import augmentation
 from .batches import Batches, Scratch
-from .features import Features, Split, split
+from .features import Features, Kept, Split, split
 from .plan import plan, total_steps
 from .steppers import Stepper
 
@@ -48,6 +48,9 @@ class Workspace:
         self.defaults = model.buffers.read(self.module)
         self.dropouts = [m for m in self.module.modules() if isinstance(m, Dropout)]
         self._splits: dict[tuple[tuple[int, int], ...], Split | None] = {}
+        self.whole = [slice(0, model.space.size)]
+        self.frozen = self.split(self.whole)
+        """The module in front of and from its first layer that is ever trained, where it can be parted."""
 
     def split(self, slices: Sequence[slice]) -> Split | None:
         """The module before and from the first layer that is trained with these slices, where it can be parted."""
@@ -105,6 +108,7 @@ class Kernel:
         self.loss_args = dict(loss_args or {})
         self._workspaces: dict[str, Workspace] = {}
         self._scratch = Scratch()
+        self._kept = Kept()
         self._origin = Origin()
 
     def workspace(self, name: str) -> Workspace:
@@ -149,8 +153,9 @@ class Kernel:
         done = 0
         with work.holding(request.start, training=True) as module:
             source: Batches | Features = batches
-            if request.segments is not None and not changes and anchor is None:
-                module, source = self._features(work, slices, batches, loss, count * request.batch)
+            if (request.segments is not None or work.frozen) and not changes and anchor is None:
+                constants = bool(request.start.constants)
+                module, source = self._features(work, slices, batches, loss, count * request.batch, constants)
             for step in plan(len(request.rows), request.batch, request.epochs, request.steps, coupled, rng):
                 if crash and done >= count // 2:
                     raise SimulatedCrash(f"simulated crash after {done} of {count} steps")
@@ -182,16 +187,27 @@ class Kernel:
         return FitResult(vector, buffers, done, sum(sizes), _mean_loss(losses, sizes), drift, slots)
 
     def _features(
-        self, work: Workspace, slices: Sequence[slice], batches: Batches, loss: Loss, seen: int
+        self,
+        work: Workspace,
+        slices: Sequence[slice],
+        batches: Batches,
+        loss: Loss,
+        seen: int,
+        constants: bool,
     ) -> tuple[nn.Module, Batches | Features]:
         """The layers to train and their inputs, of a fit that takes about so many rows with repetition: everything and
         the rows, or what is behind the frozen layers and what these make of the rows.
 
-        A loss of a user's own may look at the whole module.
+        A loss of a user's own may look at the whole module. With ``constants`` the model has some of its own, so that
+        nothing is kept for other fits.
         """
         shipped = type(loss).__module__.startswith("shoal.losses.")
         parts = work.split(slices) if shipped and self.precision == "float32" and seen >= len(batches.rows) else None
-        found = None if parts is None else Features.of(parts.front, batches)
+        if parts is not None and not constants and slices == work.whole:
+            kept = self._kept.of(work.model.name, parts.front, batches)
+            found = None if kept is None else Features(batches, kept)
+        else:
+            found = None if parts is None else Features.of(parts.front, batches)
         return (work.module, batches) if parts is None or found is None else (parts.back, found)
 
     def _backward(
@@ -245,6 +261,7 @@ class Kernel:
         """Scores of these models on the rows, in evaluation mode; nothing is changed. The run's own loss is measured
         with the arguments that it is trained with. ``metrics`` are kinds of metric, see `shoal.metrics.functions`."""
         batches = Batches(self.dataset, rows, self._scratch)
+        wanted = self.dataset.wanted(rows)
         scorer = loss_of(loss or self.loss)
         args = self.loss_args if loss in (None, self.loss) else {}
         scores = []
@@ -253,8 +270,15 @@ class Kernel:
             with work.holding(served, training=False) as module:
                 losses, right = 0.0, 0.0
                 seen: list[tuple[Tensor, Tensor]] = []
+                kept: Tensor | None = None
+                if work.frozen is not None and not served.constants and self.precision == "float32":
+                    kept = self._kept.of(served.model, work.frozen.front, batches)
+                    module = module if kept is None else work.frozen.back
                 for begin in range(0, len(rows), EVALUATION_ROWS):
-                    x, y = batches.range(begin, begin + EVALUATION_ROWS)
+                    if kept is None:
+                        x, y = batches.range(begin, begin + EVALUATION_ROWS)
+                    else:
+                        x, y = kept[begin : begin + EVALUATION_ROWS], wanted[begin : begin + EVALUATION_ROWS]
                     with self._cast():
                         outputs = module(inputs(x))
                     row_loss, row_right = scorer.score(outputs, y, **args)

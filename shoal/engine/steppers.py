@@ -66,11 +66,12 @@ class Stepper:
 
     def _decay(self, decay: Number, space: ParameterSpace, device: torch.device) -> Number:
         """The weight decay: one number, or numbers ``[..., P]`` that are 0 where a parameter is not decayed."""
-        if isinstance(decay, float | int) and not (decay and self.settings.undecayed):
+        undecayed = dict.fromkeys((*self.settings.undecayed, *space.undecayed))
+        if isinstance(decay, float | int) and not (decay and undecayed):
             return decay
         spread = torch.as_tensor(decay, dtype=torch.float32, device=device)
         spread = spread.expand(*spread.shape[:-1], space.size).clone()
-        for name in self.settings.undecayed:
+        for name in undecayed:
             if name not in space.slots:
                 raise ValueError(f"undecayed parameter {name!r} does not exist; the model has {list(space.names)}")
             slot = space.slots[name]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Annotated, Any, Literal, cast
 
@@ -29,6 +30,7 @@ Clip = Annotated[float, Field(gt=0, allow_inf_nan=False)] | None
 Unknown = Literal["uniform", "zero"]
 Kept = Annotated[int, Field(ge=1)] | None
 Rule = Callable[[Entry, Entry, Score], float]
+LARGEST = float(torch.finfo(torch.float32).max)
 
 
 class Learned(Gossip):
@@ -99,6 +101,10 @@ class Learned(Gossip):
         self.unknown = 1 / max(1, world.clients - 1) if initial_similarity == "uniform" else 0.0
         self.two_hop = two_hop
         self.rule = cast(Rule, registry.find("score", score))
+        try:
+            inspect.signature(self.rule).bind(None, None, None)
+        except TypeError as error:
+            raise ValueError(f"score: {score} is called with (own, peer, found): {error}") from None
         self.kept = kept
         self.awareness = awareness
         self.on_shift = on_shift
@@ -124,9 +130,10 @@ class Learned(Gossip):
         """The score of each peer's model on the client's training rows."""
         found = yield from self.scores([Served.of(peer) for peer in peers.values()], client.train)
         scores = {j: float(self.rule(mine, peer, f)) for (j, peer), f in zip(peers.items(), found, strict=True)}
-        odd = {j: score for j, score in scores.items() if not np.isfinite(score)}
+        # As they are stored, in float32.
+        odd = {j: score for j, score in scores.items() if not abs(score) <= LARGEST}
         if odd:
-            raise ValueError(f"a score is a finite number; got {odd} by client")
+            raise ValueError(f"a score is a finite number of at most {LARGEST:.1e}; got {odd} by client")
         return scores
 
     def noticed(

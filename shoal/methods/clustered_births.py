@@ -8,8 +8,10 @@ There is always one model that nobody trained, sent along with the others while 
   is matched with such a place makes it a model of its own, which starts from the model that most of it was trained
   from.
 - **Joined.** Two models whose distance is below ``gap`` in ``agree`` rounds in a row in which both were updated become
-  one, their mean by rows. The distance is FedDrift's, ``max(L_ij - L_ii, L_ji - L_jj, 0)`` with the loss ``L_ij`` of
-  model i on the rows of the clients of model j, of which everyone sends all its losses.
+  one, their mean by rows. Such rounds count only if both lose less on the rows of their own clients, by more than
+  ``gap``, than each model there that nobody trained: models that know nothing yet are all equally good. The distance is
+  FedDrift's, ``max(L_ij - L_ii, L_ji - L_jj, 0)`` with the loss ``L_ij`` of model i on the rows of the clients of model
+  j, of which everyone sends all its losses.
 - **Retired.** A model that was not updated for ``unused`` rounds, never the last trained one.
 """
 
@@ -25,7 +27,7 @@ from torch import Tensor
 from ..bank import Bank, Entry, Key, Value
 from ..clustering.births import Births, columns, cross_losses, distances
 from ..clustering.geometry import Array
-from ..clustering.matching import Matched, remembered
+from ..clustering.matching import Flags, Matched, remembered
 from ..messages import Update
 from ..randomness import Moment
 from .clustered import DECIDED, choice_of, joined, keys_of, number
@@ -105,7 +107,7 @@ class Growth:
         }
         changes = method.merged(bank.put(starts), method.sent_home(updates, sent, homes), when)
         entries: dict[Key, Entry] = {**bank.entries, **{key: e for key, e in changes.items() if e is not None}}
-        lives = self._lived(lives, keys, sent, homes, when)
+        lives = self._lived(lives, keys, opened.keys, sent, homes, when)
         alive = {*opened.keys, *starts}
         gone = self._joins(lives, alive)
         for survivor in sorted(set(gone.values()), key=number):
@@ -186,7 +188,13 @@ class Growth:
     # ---- joined and retired ----------------------------------------------------------------------------------
 
     def _lived(
-        self, lives: Lives, keys: Sequence[Key], sent: Sequence[Update], homes: Sequence[Key | None], when: Moment
+        self,
+        lives: Lives,
+        keys: Sequence[Key],
+        known: Sequence[Key],
+        sent: Sequence[Update],
+        homes: Sequence[Key | None],
+        when: Moment,
     ) -> Lives:
         """What is remembered after this round's losses."""
         used = {**lives.used, **{home: when.round for home in homes if home is not None}}
@@ -203,15 +211,18 @@ class Growth:
             return replace(lives, used=used)
         cross = cross_losses(rows, places, weights)
         loss = {**lives.loss, **{key: float(cross[j, j]) for j, key in enumerate(keys) if np.isfinite(cross[j, j])}}
-        return replace(lives, used=used, loss=loss, close=self._close(lives, keys, distances(cross)))
+        untrained = cross[[place for place, key in enumerate(keys) if key not in known]]
+        learnt = np.diagonal(cross) < untrained.min(axis=0, initial=np.inf) - self.rules.gap
+        return replace(lives, used=used, loss=loss, close=self._close(lives, keys, distances(cross), learnt))
 
-    def _close(self, lives: Lives, keys: Sequence[Key], apart: Array) -> dict[str, int]:
+    def _close(self, lives: Lives, keys: Sequence[Key], apart: Array, learnt: Flags) -> dict[str, int]:
         close = dict(lives.close)
         for i, one in enumerate(keys):
             for j, other in enumerate(keys[:i]):
                 if np.isfinite(apart[i, j]):  # both were updated
                     pair = f"{other} {one}"
-                    close[pair] = close.get(pair, 0) + 1 if apart[i, j] < self.rules.gap else 0
+                    alike = apart[i, j] < self.rules.gap and learnt[i] and learnt[j]
+                    close[pair] = close.get(pair, 0) + 1 if alike else 0
         return {pair: rounds for pair, rounds in close.items() if rounds}
 
     def _joins(self, lives: Lives, alive: set[Key]) -> dict[Key, Key]:

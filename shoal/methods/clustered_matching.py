@@ -179,7 +179,7 @@ class ConceptMatching(Clustered):
             return bank.put(self.merged(bank, [plain(update) for update in updates], when))
         if self.server_matching == "choices":
             changes = self.merged(bank, updates, when)
-            told = by_choice(when, sent)
+            told = by_choice(when, sent, **self._spared(bank, sent))
             return bank.put(changes, **{DECIDED: told}, **self._learnt(bank, sent, [choice_of(u)[0] for u in sent]))
         found = self.clusters_of(bank, sent, when)
         if self.growth is not None:
@@ -188,7 +188,7 @@ class ConceptMatching(Clustered):
         matched = self.matched(found, [bank[key].vector for key in keys], bank.memory)
         homes = homes_of(found, matched, keys)
         changes = self.merged(bank, self.sent_home(updates, sent, homes), when)
-        told = self.decision(when, sent, found, matched, keys)
+        told = self.decision(when, sent, found, matched, keys, **self._spared(bank, sent))
         return bank.put(changes, **matched.numbers, **{DECIDED: told}, **self._learnt(bank, sent, homes))
 
     def clusters_of(self, bank: Bank, sent: Sequence[Update], when: Moment) -> RoundClusters:
@@ -253,6 +253,13 @@ class ConceptMatching(Clustered):
             **more,
         )
 
+    def _spared(self, bank: Bank, sent: Sequence[Update]) -> dict[str, int]:
+        """Of ``remembered``: to how many of these clients the model of their task alone was sent."""
+        if self.client_matching != "remembered":
+            return {}
+        known = _table(bank, TASKS)
+        return {"remembered": sum(bool(known.get(str(u.note["task"]), {}).get("entry")) for u in sent)}
+
     def _learnt(self, bank: Bank, sent: Sequence[Update], homes: Sequence[Key | None]) -> dict[str, Value]:
         if self.client_matching == "remembered":
             tasks = [str(update.note["task"]) for update in sent]
@@ -265,10 +272,9 @@ class ConceptMatching(Clustered):
     def candidates(self, bank: Bank, target: Mapping[str, Any]) -> Sequence[tuple[Key, ...]]:
         """Every model that was ever updated; all of them before the first update."""
         keys = keys_of(bank)
-        claimed = bank.memory.get("matching/claimed")
-        if isinstance(claimed, Tensor) and bool(claimed.any()):
-            keys = [key for key, one in zip(keys, claimed.tolist(), strict=True) if one]
-        return [(key,) for key in keys]
+        claimed = bank.memory.get("matching/claimed")  # none with server_matching: choices
+        used = claimed.tolist() if isinstance(claimed, Tensor) else [bank[key].weight > 0 for key in keys]
+        return [(key,) for key, one in zip(keys, used, strict=True) if one or not any(used)]
 
 
 def homes_of(found: RoundClusters, matched: Matched, keys: Sequence[Key]) -> list[Key | None]:

@@ -114,7 +114,7 @@ class Concepts(Measure):
             "ari_rounds": len(values),
             "concept_matching_accuracy": {**matched, "second_half": later.accepted / later.all},
             "concepts_met": len(models.of),
-            "concepts_found": len(models.owners),
+            "concepts_found": len(models.of) - len(models.lost),
             "concepts_lost": len(models.lost),
             "models_duplicated": len(models.duplicated),
             "own_model": {f"{models.label}={concept}": int(concept not in models.lost) for concept in models.of},

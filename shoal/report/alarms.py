@@ -38,7 +38,7 @@ def _of(numbers: Mapping[str, Any], name: str) -> str:
         late = numbers["alarms.mean_delay"]["mean"]
         found += f", {'in the same round' if late < 0.05 else f'{late:.1f} rounds late on average'}"
     if not false:
-        return f"{found}, without a false alarm"
+        return f"{found}, without a false alarm" if changes else f"{found}, and there is no false alarm"
     rate = written("alarms.false_rate", numbers.get("alarms.false_rate", {}).get("mean"))
     return f"{found}, with {counted(false, 'false alarm')} ({rate} of the clients' other rounds)"
 

@@ -26,10 +26,10 @@ _COLUMNS = (
     ("Lowest", "ari_min"),
     ("Perfect rounds", "ari_perfect_rounds"),
     ("Matched, strict (%)", f"{MATCHED}.strict"),
-    ("Matched, dropped not counted (%)", f"{MATCHED}.accepted"),
+    ("Matched, dropped no error (%)", f"{MATCHED}.accepted"),
     ("Second half (%)", f"{MATCHED}.second_half"),
     ("With clustering errors, strict (%)", f"{MATCHED}.strict_own"),
-    ("With clustering errors, dropped not counted (%)", f"{MATCHED}.accepted_own"),
+    ("With clustering errors, dropped no error (%)", f"{MATCHED}.accepted_own"),
     ("Concepts met", "concepts_met"),
     ("Found", "concepts_found"),
     ("Lost", "concepts_lost"),
@@ -45,7 +45,7 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
         return Section("concepts", "Concepts and models", "")
     said = sentences(comparison)
     if runs.single and (models := found[id(runs.runs[0])]) is not None:
-        said += _whose(runs.runs[0], models)
+        said += _whose(runs.runs[0], models) + _saved(runs.runs[0])
     body = "".join(f"<p>{tied(one)}</p>" for one in said)
     body += _table(runs, comparison) + _each(runs) + _curves(runs)
     drawn = {id(run): models for run in runs.runs if (models := found[id(run)]) is not None}
@@ -72,11 +72,11 @@ def _whose(run: Run, models: Models) -> list[str]:
     said = []
     for concept in models.lost[:LISTED]:
         shared = models.of[concept]
-        other = _name(run, models, models.owners[shared])
-        said.append(
-            f"{_name(run, models, concept)} has no model of its own: its clients train and update {shared} most "
-            f"often, which is that of {other}."
-        )
+        name, owner = _name(run, models, concept), models.owners[shared]
+        why = f"its clients train and update {shared} most often, which is that of {_name(run, models, owner)}"
+        if owner == concept:
+            why = f"its clients train {shared} most often, and none of its clusters ever updated that"
+        said.append(f"{name} has no model of its own: {why}.")
     if len(models.lost) > LISTED:
         said.append(f"Nor have {counted(len(models.lost) - LISTED, 'other concept')}.")
     if models.duplicated:
@@ -84,6 +84,19 @@ def _whose(run: Run, models: Models) -> list[str]:
         was, are = ("were", "are") if len(pairs) > 1 else ("was", "is")
         said.append(f"{listed(pairs)} {was} updated, too, but {are} no concept's model.")
     return said
+
+
+def _saved(run: Run) -> list[str]:
+    """How often clients that know their task were spared the comparison; nothing where none is remembered."""
+    told = [record for record in run.records.get("clusters", []) if isinstance(record.get("remembered"), int)]
+    every = sum(len(record["clients"]) for record in told if isinstance(record.get("clients"), list))
+    if not every:
+        return []
+    spared = sum(record["remembered"] for record in told)
+    return [
+        f"In {spared:,} of {every:,} clients' rounds the model of the task was remembered: it alone was sent, and no "
+        f"other was compared with it."
+    ]
 
 
 def _name(run: Run, models: Models, concept: Concept) -> str:
@@ -108,8 +121,8 @@ def _table(runs: Runs, comparison: Mapping[str, Any]) -> str:
     said = (
         "ARI: adjusted Rand index of a round's clusters against the true concepts. Matched: the client trained the "
         "model of its concept, and the cluster with most of the concept's clients updated that model; with clustering "
-        "errors, the client's own cluster did. Lost: concepts that share the model of another one. Received are all "
-        "models that a client is sent to choose from."
+        "errors, the client's own cluster did. Lost: concepts that share the model of another one, or that never "
+        "updated the one that they choose. Received are all models that a client is sent to choose from."
     )
     if runs.single:
         return table(
@@ -150,7 +163,7 @@ def _each(runs: Runs) -> str:
         rows.append(
             [
                 _name(run, models, concept),
-                model if concept not in models.lost else f"none ({model} is shared)",
+                model if concept not in models.lost else f"none ({model} is {_lost(models, concept)})",
                 line.get("entry") or "-",
                 written("acc", line.get("value"), unit=False),
                 f"{line['rows']:,}" if isinstance(line.get("rows"), int) else "-",
@@ -162,11 +175,15 @@ def _each(runs: Runs) -> str:
             ]
         )
     head = ["Concept", "Its model", "Serves it at the end", "Accuracy (%)", "Test rows", "Rounds", "Dropped in",
-            "Matches", "Right, strict (%)", "Dropped not counted (%)"]  # fmt: skip
+            "Matches", "Right, strict (%)", "Dropped no error (%)"]  # fmt: skip
     return table("Concept by concept", head, rows, (0, 1, 2)) + note(
         "Its model: the one that most of its clients trained and updated, over the run. At the end a concept is served "
         "by the model with the lowest loss on its validation rows."
     )
+
+
+def _lost(models: Models, concept: Concept) -> str:
+    return "never updated by it" if models.owners[models.of[concept]] == concept else "shared"
 
 
 # ---- curves -----------------------------------------------------------------------------------------------------
@@ -174,7 +191,7 @@ def _each(runs: Runs) -> str:
 
 def _curves(runs: Runs) -> str:
     """The Rand index and the share of right matches over the rounds, a line per variant."""
-    titles = ("Clusters against true concepts", "Matches that are right, dropped clusters not counted")
+    titles = ("Clusters against true concepts", "Matches that are right, dropped clusters no error")
     traces: tuple[list[Any], list[Any]] = ([], [])
     legend: list[Key] = []
     for place, (variant, members) in enumerate(runs.variants.items()):

@@ -135,6 +135,7 @@ def _remarks(rows: Sequence[Any], chosen: Sequence[Any]) -> str:
         "The colour of a cell is the model that was updated by the cluster with most of the concept's clients in that "
         "round; a pale one with a cross is a cluster that was rejected (with a slash: overwritten by a later one), in "
         "the colour of the model that most of the clients had trained. A ring: the model's first update. A plus: "
-        "merged with another cluster. An empty cell: nobody met the concept. A lost concept shares another one's model."
+        "merged with another cluster. An empty cell: nobody met the concept. A lost concept shares another one's "
+        "model, or never updated the one that its clients train."
     )
     return said + (f" {len(chosen)} of {len(rows)} runs are drawn." if len(chosen) < len(rows) else "")

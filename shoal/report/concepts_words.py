@@ -20,7 +20,7 @@ def sentences(comparison: Mapping[str, Any]) -> list[str]:
         return _one(next(iter(known.values())))
     parts = [_beside(name, numbers) for name, numbers in list(known.items())[:LISTED]]
     more = f" The table has {counted(len(known) - LISTED, 'other')}, too." if len(known) > LISTED else ""
-    return [f"Of all matches of a client with a model, dropped clusters not counted: {'; '.join(parts)}.{more}"]
+    return [f"Of all matches of a client with a model, a dropped cluster being no error: {'; '.join(parts)}.{more}"]
 
 
 def _one(numbers: Mapping[str, Any]) -> list[str]:

@@ -131,11 +131,11 @@ NUMBERS: dict[str, Number] = {
         "lost.",
     ),
     "concept_matching_accuracy.accepted": Number(
-        "Matched, dropped clusters not counted", PERCENT,
+        "Matched, dropped clusters no error", PERCENT,
         "The same, but where that cluster updated no model it is enough that the client trained the right one.",
     ),
     "concept_matching_accuracy.second_half": Number(
-        "Matched, dropped clusters not counted, second half", PERCENT,
+        "Matched, dropped clusters no error, second half", PERCENT,
         "The same in the later half of the rounds, without the search at the beginning.",
     ),
     "concept_matching_accuracy.strict_own": Number(
@@ -143,14 +143,15 @@ NUMBERS: dict[str, Number] = {
         "As strict, but the client's own cluster must have updated the model of its concept.",
     ),
     "concept_matching_accuracy.accepted_own": Number(
-        "Matched, dropped clusters not counted, with clustering errors", PERCENT,
+        "Matched, dropped clusters no error, with clustering errors", PERCENT,
         "The same, but where the client's own cluster updated no model it is enough that it trained the right one.",
     ),
     "concepts_met": Number("Concepts met", FEW, "How many concepts clients met that trained and answered."),
     "concepts_found": Number("Concepts found", FEW, "How many of them have a model of their own."),
     "concepts_lost": Number(
         "Concepts lost", FEW,
-        "How many have none: their model is that of another concept, of whose clients it has more votes.",
+        "How many have none: their model is that of another concept, of whose clients it has more votes, or their "
+        "clusters never updated it.",
     ),
     "models_duplicated": Number(
         "Duplicated models", FEW,
@@ -215,8 +216,8 @@ NUMBERS: dict[str, Number] = {
     ),
     "median_abs_delta": Number(
         "Median of |Delta|", PLAIN,
-        "The size of the pseudo-gradient, the mean of the clients' answers minus the entry: median over the "
-        "coordinates of an entry.",
+        "The size of the pseudo-gradient, the mean of the clients' answers minus the entry (without a server: minus "
+        "the mix that was trained): median over the coordinates of an entry.",
     ),
     "effective_step": Number(
         "Effective server step", PLAIN, "Server rate over denominator, median over the coordinates of an entry.",

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from ..server.quantiles import SHARES
 from .charts import SERIES, Chart, Choice, Key, figure, group, lines
 from .load import Line, Run, Runs
 from .parts import Section, note, paragraph
@@ -152,29 +153,36 @@ def _verdict(members: Sequence[Run]) -> str:
     found = [ratio for run in members for ratio in _ratios(run)]
     if not found:
         return ""
-    low, high = (statistics.median(edge) for edge in zip(*found, strict=True))
+    low, share, high = (statistics.median(edge) for edge in zip(*found, strict=True))
     if high < FIFTH:
         return (
             "out of range, too large; the denominators of 95 % of them differ by less than a fifth, and the server is "
             "nearly momentum with another rate"
         )
     if low > 1 / FIFTH:
-        return "out of range, too small; in 95 % of them it adds less than a fifth to sqrt(v), and does next to nothing"
+        where = f"{'' if share == 1 - SHARES[0] else 'at least '}{100 * share:.0f} % of them"
+        return f"out of range, too small; in {where} it adds less than a fifth to sqrt(v), and does next to nothing"
     return "in range"
 
 
-def _ratios(run: Run) -> list[tuple[float, float]]:
-    """The 5% and the 95% quantile of sqrt(v) over the constant, of each entry's last step."""
+def _ratios(run: Run) -> list[tuple[float, float, float]]:
+    """Of each entry's last step the lowest quantile of sqrt(v) that is above 0, over the constant; the share of the
+    coordinates that lie above it; and the 95% quantile over the constant.
+
+    A coordinate that never moved (a dead pixel, a frozen layer) has a sqrt(v) of 0 and takes no steps, so it says
+    nothing of the constant. An entry of which no quantile is above 0 has no range.
+    """
     edges = {line.get("entry"): line.get("quantiles") for line in run.metrics.get("median_sqrt_v", [])}
     constants = {line.get("entry"): number(line.get("value")) for line in run.metrics.get(CONSTANT, [])}
     found = []
     for entry, constant in constants.items():
         quantiles = edges.get(entry)
-        if constant is None or constant <= 0 or not isinstance(quantiles, list) or len(quantiles) < 2:
+        if constant is None or constant <= 0 or not isinstance(quantiles, list) or len(quantiles) != len(SHARES):
             continue
-        low, high = number(quantiles[0]), number(quantiles[-1])
-        if low is not None and high is not None:
-            found.append((low / constant, high / constant))
+        pairs = [(value, 1 - share) for q, share in zip(quantiles, SHARES, strict=True) if (value := number(q))]
+        high = number(quantiles[-1])
+        if pairs and high is not None:
+            found.append((pairs[0][0] / constant, pairs[0][1], high / constant))
     return found
 
 
@@ -183,7 +191,7 @@ def _explained(runs: Runs) -> str:
     if any("quantiles" in line for run in runs.runs for kind in KINDS for line in run.metrics.get(kind, [])):
         said += (
             " Bands go from 25 to 75 % and from 5 to 95 % of the coordinates; where they end at 0 they are cut. Delta "
-            "is the mean of the clients' answers minus the entry."
+            "is the mean of the clients' answers minus the entry (without a server: minus the mix that was trained)."
         )
     if any(run.metrics.get("median_sqrt_v") for run in runs.runs):
         said += (

@@ -223,7 +223,7 @@ _COLUMNS = (
     ("At random (%)", "contact_purity.random"),
     ("By the truth (%)", "contact_purity.truth"),
     ("By chance (%)", "contact_purity.chance"),
-    ("Models received per round", "messages_per_round"),
+    ("Models per client and round", "messages_per_round"),
     ("Changes noticed", "alarms.detected"),
     ("Rounds late", "alarms.mean_delay"),
     ("False alarms", "alarms.false"),

@@ -50,7 +50,9 @@ def quantiles(values: Tensor, shares: Sequence[float] = SHARES) -> NDArray[np.fl
     ranks = np.unique([low, high])
     ordered = _at(x, ranks).astype(np.float64)
     below, above = ordered[np.searchsorted(ranks, low)], ordered[np.searchsorted(ranks, high)]
-    return np.asarray(np.where(below == above, below, below + (above - below) * (place - low)))
+    with np.errstate(invalid="ignore"):  # of infinities, of which the equal ones are not taken from each other
+        between = below + (above - below) * (place - low)
+    return np.asarray(np.where((below == above) | (place == low), below, between))
 
 
 def _at(x: NDArray[np.float32], ranks: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -30,7 +30,7 @@ class ConceptStream(Stream):
 
     ``concepts`` says what they are (`shoal.streams.concepts_selection.make_concepts`): ``{by: source}`` or another
     column, ``{classes: [[..], ..]}``, ``{by: transform, groups: [..]}``, or a list of selectors. No client is told its
-    concept.
+    concept, unless ``known``: then the concepts are tasks that clients know (the task-incremental scenario).
 
     The rows of each concept are split once (`shoal.streams.concepts_split.split_uses`). ``split: merged``: training and
     test rows of the data together, ``test`` and ``validation`` are shares of them. ``given``: the data's test rows
@@ -51,7 +51,7 @@ class ConceptStream(Stream):
 
     ``targets: concept``: every concept that exists or has existed, on all its test rows, with all its validation rows.
     ``client``: every client on the test rows of its concept of the round, with its own validation rows of it.
-    ``truth`` has ``concept`` (-1: none) and ``phase``.
+    ``truth`` has ``concept`` (-1: none) and ``phase``; with ``known`` the concept as ``task``, too.
 
     Source: "Concept Matching: Clustering-based Federated Continual Learning", arXiv:2311.06921; that training and test
     rows are put together is the way of FedWeIT's code (ICML 2021). Deviations: splits are stratified by label, and test
@@ -77,6 +77,7 @@ class ConceptStream(Stream):
         sequence: Sequences | None = None,
         schedule: list[dict[str, Any]] = [],  # noqa: B006  (never changed)
         head: Literal["shared", "concept"] = "shared",
+        known: bool = False,
         targets: Literal["concept", "client"] = "concept",
     ) -> None:
         for name, value in (("clients", clients), ("window", window), ("step", 1 if step is None else step)):
@@ -95,6 +96,9 @@ class ConceptStream(Stream):
         self.head = head
         moved, made = make_concepts(data, concepts)
         self.concept_names = tuple(concept.name for concept in made)
+        self.known = known
+        if known:
+            self.tasks, self.task_names = len(made), self.concept_names
         self.dataset, self._uses = split_uses(moved, made, split, test, validation, seed)
         self.schedule = Schedule(schedule, self.concept_names)
         starts = self.schedule.starts
@@ -151,9 +155,12 @@ class ConceptStream(Stream):
         if concept == NONE:
             none = torch.empty(0, dtype=torch.int64)
             return Holding(none, none, none, truth=truth)
+        if self.known:
+            truth["task"] = concept
         before = int((met[:-1] == concept).sum())
         train = next_rows(self._train[concept][client], self.window, before * self.step)
-        return Holding(train, self._validation[concept][client], self._uses[concept].test, truth=truth)
+        task = concept if self.known else None
+        return Holding(train, self._validation[concept][client], self._uses[concept].test, task, truth)
 
     def targets(self, round: int) -> Sequence[Target]:
         """The concepts that exist or have existed, or every client on its current one."""

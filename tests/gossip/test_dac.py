@@ -147,6 +147,24 @@ def test_a_score_that_is_no_number_fails_by_name() -> None:
     assert "a score is a finite number" in run.all(record="failed")[0]["reason"]
 
 
+def by_too_much(own: Entry, peer: Entry, found: Score) -> float:
+    return 1e39
+
+
+def test_a_score_that_float32_cannot_hold_fails_by_name() -> None:
+    run = play(method={"kind": "dac", "contacts": 1, "score": "test_dac:by_too_much"}, rounds=1, clean=False)
+    assert "a score is a finite number of at most 3.4e+38" in run.all(record="failed")[0]["reason"]
+
+
+def by_the_peer_alone(peer: Entry) -> float:
+    return 1.0
+
+
+def test_a_score_that_takes_other_arguments_is_refused_before_any_training() -> None:
+    with pytest.raises(ConfigError, match=r"test_dac:by_the_peer_alone is called with \(own, peer, found\)"):
+        built(method={"kind": "dac", "score": "test_dac:by_the_peer_alone"})
+
+
 def test_an_unknown_score_is_refused() -> None:
     with pytest.raises(ConfigError, match="no score is called 'cosine'; known: inverse-loss"):
         built(method={"kind": "dac", "score": "cosine"})

@@ -102,6 +102,27 @@ def test_two_models_of_one_concept_are_joined_after_as_many_rounds_as_asked_for(
         assert run.states[agree].bank.entries.keys() == {"concept/0", "concept/2", "concept/3"}
 
 
+def test_twins_are_joined_beside_a_model_that_nobody_trained() -> None:
+    models = {**twins(), "concept/3": np.zeros(12)}
+    parts: dict[str, Any] = {"local": {"lr": 0.01}, "rounds": 3}
+    parts["stream"] = {"sizes": [*[20] * 6, 26, 20], "plan": [[0, 0, 1, 0, 0, 0, 0, 1]]}
+    for agree in (1, 3):
+        wanted = method(most=4, agree=agree)
+        run = play(wanted, state=like(wanted, models, trained(twins())), **parts)
+        assert [told["joined"] for told in run.decided()[:agree]] == [{}] * (agree - 1) + [{"concept/1": "concept/0"}]
+
+
+def test_models_that_know_nothing_yet_are_not_joined() -> None:
+    """At a small rate the losses of all models stay near those of an untrained one, and near each other's."""
+    run = play(method(), stream={**NINE, "plan": [[0, 1, 2] * 3]}, rounds=8, local={"lr": 0.01})
+    assert len(run.decided()[0]["born"]) == 3
+    assert not any(told["joined"] for told in run.decided())
+    assert run.decided()[-1]["labels"] == [0, 1, 2] * 3
+    x, y = data_of(run, 0, 8)
+    losses = [loss(entry.vector.double().numpy(), x, y) for entry in run.bank.entries.values()]
+    assert max(losses) - min(losses) < 0.1  # the gap
+
+
 def test_different_models_are_not_joined_though_one_is_bad_at_everything() -> None:
     models = {"concept/0": perfect(0, 2.0), "concept/1": perfect(1, 0.3)}
     wanted = method(agree=1, most=2)

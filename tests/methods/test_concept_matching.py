@@ -227,6 +227,9 @@ def test_a_remembered_task_is_sent_one_model_and_measures_nothing() -> None:
             entry = table.get(str(run.concept(client, round)), {}).get("entry")
             assert assignment.keys == (KEYS if entry is None else (entry,))
             assert asked[client] == (["Evaluate", "Fit"] if entry is None else ["Fit"])
+        spared = sum(len(assignment.keys) == 1 for assignment in given.values())
+        assert run.decided()[round - 1]["remembered"] == spared
+    assert "remembered" not in everything.decided()[0]
     assert all(len(given.keys) == 1 for given in run.assigned[-1].values())
     # In the end a third of the bytes, and the same models as far as clients choose what is remembered.
     down = [
@@ -264,6 +267,9 @@ def test_an_oracle_gives_every_true_concept_a_model_and_says_so() -> None:
             # Concept 2 was met first; 0 and 1 came together, in their order.
             assert assignment.keys == (f"concept/{[1, 2, 0][run.concept(client, round)]}",)
     assert all(kinds == ["Fit"] for kinds in run.asked[-1].values())
+    # Nothing is served by a model that nobody trained, but before the first update.
+    served = [run.setup.method.candidates(state.bank, {"concept": 1}) for state in run.states[:3]]
+    assert served == [[(key,) for key in KEYS], [("concept/0",)], [(key,) for key in KEYS]]
     assert "oracle" not in " ".join(play(method(), rounds=1).setup.notes)
 
 

@@ -220,11 +220,19 @@ def test_one_model_for_all_belongs_to_the_first_of_equal_ones() -> None:
     assert (models.owners, models.lost) == ({"a": 0}, (1, 2))
 
 
-def test_a_concept_that_never_updates_anything_has_the_model_that_it_chooses() -> None:
+def test_a_concept_that_never_updates_the_model_that_it_chooses_is_lost() -> None:
     models = models_of(run(*[[met(0, None, ("a", None, 2)), met(1, "b", ("b", "b", 2))]] * 3))
     assert models is not None
-    assert (models.of[0], models.lost) == ("a", ())
+    assert (models.of[0], models.owners["a"], models.lost) == ("a", 0, (0,))
     assert models.accuracy(one for one in models.met if one.concept == 0) == (0, 6, 0, 6, 6)
+    # Another concept's update of it is no help, one of its own is enough.
+    other = [met(0, None, ("a", None, 2)), met(1, "b", ("b", "b", 2), ("b", "a", 1))]
+    for more, lost in (([], (0,)), ([met(0, "a", ("a", "a", 1))], ())):
+        found = models_of(run(other, other, more))
+        assert found is not None
+        assert (found.of, found.lost) == ({0: "a", 1: "b"}, lost)
+        summary = Concepts.summarise(run(other, other, more))
+        assert (summary["concepts_found"], summary["concepts_lost"]) == (2 - len(lost), len(lost))
 
 
 def test_of_equally_many_votes_the_latest_counts_and_then_the_first_model() -> None:

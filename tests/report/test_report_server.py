@@ -146,6 +146,33 @@ def test_one_sentence_says_whether_the_constant_is_in_range(
     assert "calibration epsilon auto" in text
 
 
+@pytest.mark.parametrize(
+    ("quantiles", "verdict"),
+    [
+        # Dead pixels: a twentieth of the coordinates, or more than a quarter of them, never moved.
+        ((0.0, 5.1, 9.0, 20.0, 30.0), TOO_SMALL.replace("in 95 %", "in at least 75 %")),
+        ((0.0, 4.9, 9.0, 20.0, 30.0), "in range."),
+        ((0.0, 0.0, 5.1, 20.0, 30.0), TOO_SMALL.replace("in 95 %", "in at least 50 %")),
+        ((0.0, 0.0, 0.0, 0.0, 0.19), TOO_LARGE),
+    ],
+)
+def test_coordinates_that_never_moved_do_not_make_a_constant_look_large(
+    tmp_path: Path, quantiles: tuple[float, ...], verdict: str
+) -> None:
+    step = lines_of(STEP, {1: tuple(1e-8 * q for q in quantiles)})
+    more = [*lines_of("median_abs_delta", ONE), *step, *constant(1e-8, (1,))]
+    summary = {"calibration_constant": 1e-8, "below_constant": 0.3}
+    text, _ = part_of(server(write_run(tmp_path / "run", more=more, summary=summary), **EPSILON))
+    assert f"sqrt(v) is below it in 30 % of the coordinates at the end: {verdict}</p>" in text
+
+
+def test_where_nothing_ever_moved_there_is_no_verdict(tmp_path: Path) -> None:
+    more = [*lines_of("median_abs_delta", ONE), *lines_of(STEP, {1: (0.0,) * 5}), *constant(1e-8, (1,))]
+    summary = {"calibration_constant": 1e-8, "below_constant": 1.0}
+    text, _ = part_of(server(write_run(tmp_path / "run", more=more, summary=summary), **EPSILON))
+    assert "sqrt(v) is below it in 100 % of the coordinates at the end.</p>" in text
+
+
 def test_of_several_entries_the_median_counts_and_without_quantiles_there_is_no_verdict(tmp_path: Path) -> None:
     summary = {"calibration_constant": 1.0, "below_constant": 1.0}
     flat = [(c, lines_of(STEP, {1: (0.1, 0.1, 0.1, 0.1, q)}, c)) for c, q in (("a", 0.1), ("b", 0.15), ("c", 0.9))]

@@ -53,6 +53,13 @@ def test_numbers_of_any_shape_and_none() -> None:
         quantiles(torch.zeros(0))
 
 
+def test_infinities_are_larger_than_every_number() -> None:
+    # Five numbers: the shares 0, 1/4, ..., 1 are those numbers themselves, 3/8 lies half-way between 2 and 3.
+    found = quantiles(torch.tensor([math.inf, 1.0, 2.0, 3.0, -math.inf]), (0.0, 0.25, 0.375, 0.5, 0.75, 1.0))
+    assert found.tolist() == [1.0, 2.0, 2.5, 3.0, math.inf, math.inf]
+    assert quantiles(torch.full((4,), math.inf)).tolist() == [math.inf] * 5
+
+
 def test_nothing_is_changed_in_place() -> None:
     x = torch.tensor([3.0, -1.0, 2.0])
     quantiles(x)

@@ -397,3 +397,20 @@ def test_settings_go_through_the_registry():
     for wrong in ({"order": "some"}, {"window": 0}, {"clients": True}, {"weights": "most"}, {"split": "none"}):
         with pytest.raises(ConfigError, match=f"stream.{next(iter(wrong))}"):
             resolve("stream", {"kind": "concepts", "concepts": TWO, "clients": 4, **wrong})
+
+
+def test_clients_that_know_their_concept():
+    schedule = [{"concept": 1, "from": 3}]
+    told, silent = (stream(known=known, weights=[[0, 1], [1, 1], [1, 0], [1, 1]], schedule=schedule)
+                    for known in (True, False))  # fmt: skip
+    laws(stream(known=True), 12)
+    assert (told.tasks, told.task_names, told.outputs) == (2, told.concept_names, silent.outputs)
+    assert everything(told) == everything(silent)
+    for client, round in itertools.product(range(4), range(1, 13)):
+        ours, theirs = told.holding(client, round), silent.holding(client, round)
+        concept = theirs.truth["concept"]
+        assert ours.task == (None if concept < 0 else concept)
+        assert ours.truth == {**theirs.truth, **({} if concept < 0 else {"task": concept})}
+        assert theirs.task is None
+    assert told.holding(0, 1).task is None
+    assert silent.tasks == 0

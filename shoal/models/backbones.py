@@ -133,18 +133,20 @@ def fold(module: nn.Module) -> nn.Module:
     last = ""
     for name, child in module.named_children():
         before = layers.get(last)
-        if isinstance(child, nn.modules.batchnorm._BatchNorm) and child.track_running_stats:
-            if isinstance(before, nn.Conv2d | nn.Linear):
-                layers[last] = _folded(before, child)
-                continue
-        layers[name] = fold(child)
-        last = name
+        normed = isinstance(child, nn.modules.batchnorm._BatchNorm) and child.track_running_stats
+        if normed and isinstance(before, nn.Conv2d | nn.Linear):
+            layers[last] = _folded(before, child)
+        else:
+            layers[name] = fold(child)
+            last = name
     return nn.Sequential(layers)
 
 
-def _folded(layer: nn.Conv2d | nn.Linear, norm: nn.modules.batchnorm._BatchNorm) -> nn.Module:
+def _folded(layer: nn.Conv2d | nn.Linear, norm: nn.Module) -> nn.Module:
     """The layer that gives what the norm makes of this one's outputs; worked out in float64."""
-    assert norm.running_mean is not None and norm.running_var is not None
+    assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
     scale = (norm.running_var.double() + norm.eps).rsqrt()
     scale = scale if norm.weight is None else scale * norm.weight.detach().double()
     weight = layer.weight.detach()

@@ -64,7 +64,7 @@ class MBConv(nn.Module):
         return nn.Sequential(*wide, *deep, self._project_conv, self._bn2)
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x
+        y: Tensor = x
         if self._expand_conv is not None:
             y = F.relu6(self._bn0(self._expand_conv(y)))
         y = self._bn2(self._project_conv(F.relu6(self._bn1(self._depthwise_conv(y)))))

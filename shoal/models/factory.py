@@ -108,7 +108,9 @@ def build_backbone(settings: Mapping[str, Any], shape: Shape) -> Backbone:
 
 def without_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Resolved settings that read no weights file, for a model whose numbers all come from elsewhere."""
-    found = {k: without_files(v) if isinstance(v, Mapping) and "weights_sha256" in v else v for k, v in settings.items()}
+    found = {
+        k: without_files(v) if isinstance(v, Mapping) and "weights_sha256" in v else v for k, v in settings.items()
+    }
     return {**found, "weights": None, "weights_sha256": None}
 
 

@@ -53,8 +53,8 @@ class Tail(nn.Module):
     ``paths`` has, for every block l in order, its sources: `OWN`, the frozen block l itself (of activation l - 1), and
     numbers of earlier activations, each through a proxy. The weights are the softmax of one number for each source;
     a single path has weight one, and no number. ``shapes`` are those of the activations 0, 1, ...; ``costs`` the
-    multiplications of the stem and the frozen blocks 1, 2, ... per row. What comes in is the activation ``fixed``; ``forked``: with
-    what the next frozen block makes of it, see `Fork`.
+    multiplications of the stem and the frozen blocks 1, 2, ... per row. What comes in is the activation ``fixed``;
+    ``forked``: with what the next frozen block makes of it, see `Fork`.
     """
 
     def __init__(
@@ -106,16 +106,20 @@ class Tail(nn.Module):
             x = _unflat(x[:, :size], self.shapes[self.fixed])
         found = {self.fixed: x}
         for block, sources in self.paths.items():
-            mixed: Tensor | None = None
-            alphas = self.alphas(block) if len(sources) > 1 else None
-            for i, source in enumerate(sources):
-                if source == OWN:
-                    forked = own is not None and block == self.fixed + 1
-                    y = own if forked else self.blocks[str(block)](found[block - 1])
+            ways: list[Tensor] = []
+            for source in sources:
+                if source != OWN:
+                    ways.append(self.proxies[str(block)].get_submodule(str(source))(found[source]))
+                elif own is not None and block == self.fixed + 1:
+                    ways.append(own)
                 else:
-                    y = self.proxies[str(block)].get_submodule(str(source))(found[source])
-                y = y if alphas is None else y * alphas[i]
-                mixed = y if mixed is None else mixed + y
+                    ways.append(self.blocks[str(block)](found[block - 1]))
+            mixed = ways[0]
+            if len(ways) > 1:
+                alphas = self.alphas(block).unbind()
+                mixed = ways[0] * alphas[0]
+                for way, alpha in zip(ways[1:], alphas[1:], strict=True):
+                    mixed = mixed + way * alpha
             found[block] = self.activation(mixed)
         return found
 

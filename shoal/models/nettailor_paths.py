@@ -88,7 +88,8 @@ def kept_paths(weights: str | None, threshold: float, blocks: int) -> dict[str, 
     for block, raw in sorted(numbers.items()):
         order = sorted(raw, reverse=True)
         alphas = torch.tensor([raw[s] for s in order], dtype=torch.float64).softmax(0).tolist()
-        own |= {block: a for s, a in zip(order, alphas, strict=True) if s == OWN}
+        if OWN in raw:
+            own[block] = alphas[order.index(OWN)]
         kept[block] = [s for s, a in zip(order, alphas, strict=True) if s == OWN or a > threshold]
     for block in sorted(own, key=lambda block: (own[block], block))[:blocks]:
         kept[block].remove(OWN)

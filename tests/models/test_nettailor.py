@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,9 +33,7 @@ class Plain(nn.Module):
     def __init__(self, shape: tuple[int, ...], width: int = 4) -> None:
         super().__init__()
         self.stem = nn.Sequential(nn.Linear(shape[0], width), nn.ReLU())
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width)) for _ in range(4)
-        )
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width)) for _ in range(4))
         self.unused = nn.Linear(3, 3)
 
 
@@ -46,7 +45,7 @@ class Stages(nn.Module):
         self.stem = nn.Conv2d(shape[0], 32, 3, padding=1)
         widths = (32, 32, 32, 64, 64, 128, 128)
         self.blocks = nn.Sequential(
-            *(nn.Conv2d(a, b, 3, 1 if a == b else 2, 1) for a, b in zip(widths, widths[1:], strict=False))
+            *(nn.Conv2d(a, b, 3, 1 if a == b else 2, 1) for a, b in itertools.pairwise(widths))
         )
 
 
@@ -243,7 +242,8 @@ def test_a_folded_backbone_gives_the_same(backbone: Mapping[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "backbone", [SMALL, {"kind": "resnet18", "stem": "small"}, {"kind": "vgg11", "hidden": []}, {"kind": "efficientnet-lite0"}]
+    "backbone",
+    [SMALL, {"kind": "resnet18", "stem": "small"}, {"kind": "vgg11", "hidden": []}, {"kind": "efficientnet-lite0"}],
 )
 def test_blocks_are_the_network_that_they_are_cut_from(backbone: Mapping[str, Any]) -> None:
     torch.manual_seed(4)
@@ -295,7 +295,7 @@ def test_complexity_by_hand() -> None:
     plain = F.cross_entropy(module(x), y)
     priced = loss_of("nettailor")(module, x, y, complexity=0.5)
     assert float((priced - plain).detach()) == pytest.approx(8 / 84 * (third + fourth), rel=1e-4)
-    with pytest.raises(ConfigError, match="model.kind: nettailor"):
+    with pytest.raises(ConfigError, match=r"model\.kind: nettailor"):
         loss_of("nettailor")(nn.Linear(5, 3), x, y)
 
 

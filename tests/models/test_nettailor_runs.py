@@ -87,7 +87,7 @@ def test_predictions_need_no_file_of_the_backbone(run: Path, tmp_path: Path) -> 
     settings = {**SMALL, "backbone": {**SMALL["backbone"], "weights": str(tmp_path / "backbone.pth")}}
     done = library.run(config(model=settings), out=tmp_path / "run").folder
     assert RunFolder(done).config()["model"]["backbone"]["weights_sha256"]
-    images = np.random.default_rng(0).integers(0, 255, (3, 8, 8)).astype(np.uint8)
+    images = np.random.default_rng(0).integers(0, 17, (3, 8, 8)).astype(np.uint8)
     before = library.predict(done, images, target="task=2")
     (tmp_path / "backbone.pth").unlink()
     after = library.predict(done, images, target="task=2")
@@ -140,14 +140,14 @@ def test_a_batch_of_one_row_is_left_out() -> None:
 
 def test_the_price_of_complexity_lowers_it() -> None:
     found = {}
-    for price in (0.0, 30.0):
+    for price in (0.0, 1e4):
         kernel, model = kernel_of()
         start = Served.of(model.initial(generator(0, "a")))
-        request = Fit(start, torch.arange(64), Optimizer(lr=0.1), steps=20, batch=32, loss="nettailor")
+        request = Fit(start, torch.arange(64), Optimizer(lr=0.1), steps=5, batch=16, loss="nettailor")
         fit = kernel.fit(Fit(**{**vars(request), "loss_args": {"complexity": price}}), client(64))
         with kernel.workspace("main").holding(Served("main", fit.vector, fit.buffers), False) as module:
             found[price] = float(module.get_submodule("tail").complexity().detach())  # type: ignore[operator]
-    assert found[30.0] < 0.8 * found[0.0]
+    assert found[1e4] < 0.8 * found[0.0]
 
 
 LAWS = [

@@ -94,8 +94,8 @@ class Participation(_Strict):
     proportion to the training rows of round 1). ``replacement`` defaults to true exactly when there are
     probabilities, which makes the plain mean of the updates unbiased. A straggler trains and its update is lost;
     a crash raises half-way. With ``partial_probability`` a client takes a share of its local steps only, drawn evenly
-    from ``partial_least`` to 1, and its update counts. ``minimum`` is the quorum: a round with fewer accepted updates
-    changes nothing.
+    from ``partial_least`` to 1, to whole steps and at least one, and its update counts. ``minimum`` is the quorum: a
+    round with fewer accepted updates changes nothing.
     """
 
     fraction: float = Field(1.0, gt=0, le=1)

@@ -324,7 +324,7 @@ class Experiment:
         if held:
             now.lines[-1]["held"] = held
         now.lines[-1].update({name: len(clients) for name, clients in now.counts.items()})
-        now.lines[-1]["partial"] = sum(s.work < 1 for s in present)
+        now.lines[-1]["partial"] = sum(s.work < 1 for s in present)  # drawn for it; a single step is never cut
 
     # ---- measure --------------------------------------------------------------------------------------------
 

@@ -210,7 +210,9 @@ class Predictor:
 
     def untrained(self, keys: tuple[Key, ...]) -> list[str]:
         """A note if no update of a client has reached these entries; nothing where it is not known."""
-        done = self.folder.summary().get("updates") if self.finished else None
+        summary = self.folder.summary() if self.finished else {}
+        done = summary.get("updates")
+        done = done or summary.get("warmup_updates", done)  # a model of the warm-up is a trained one
         if done and len(self.bank.entries) == 1:
             return []  # without reading all lines
         rounds = [line for line in self.folder.lines() if line.get("record") == "round" and line["round"] <= self.round]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
@@ -208,6 +209,7 @@ BASES: dict[str, str] = {
     "server": "shoal.server.base:ServerOptimizer",
     "stream": "shoal.streams.base:Stream",
     "topology": "shoal.gossip.topologies:Topology",
+    "tracker": "shoal.track.base:Tracker",
 }
 """What a part of one's own must be derived from, where nothing else checks it: known by its attribute ``part``."""
 
@@ -220,13 +222,17 @@ class Setting(NamedTuple):
     part: str | None
 
 
-def find(part: str, kind: str) -> Callable[..., Any]:
-    """The class or function behind a kind; raises `ConfigError` for an unknown one, naming the nearest known."""
+def find(part: str, kind: str, key: str = "") -> Callable[..., Any]:
+    """The class or function behind a kind; raises `ConfigError` for an unknown one, naming the nearest known.
+
+    ``key`` is where the kind stands in the configuration, ``PART.kind`` if left out.
+    """
     known = PARTS[part]
+    key = key or f"{part}.kind"
     path = known.get(kind, kind)
     if ":" not in path:
         raise ConfigError(
-            f"{part}.kind: no {part} is called {kind!r}; {nearest(kind, [*known, *ALIASES.get(part, {})])} "
+            f"{key}: no {part} is called {kind!r}; {nearest(kind, [*known, *ALIASES.get(part, {})])} "
             f"(or your own by import path, with a colon: kind: my_module:MyClass)"
         )
     module_name, _, name = path.partition(":")
@@ -236,9 +242,9 @@ def find(part: str, kind: str) -> Callable[..., Any]:
         hint = ""
         if isinstance(error, ModuleNotFoundError) and error.name == module_name.partition(".")[0]:
             hint = f"; modules of your own are looked for in the folder where you call shoal, {Path.cwd()}"
-        raise ConfigError(f"{part}.kind: cannot import {path!r}: {error}{hint}") from error
+        raise ConfigError(f"{key}: cannot import {path!r}: {error}{hint}") from error
     if not callable(found):
-        raise ConfigError(f"{part}.kind: {path!r} is a {type(found).__name__}, not a class or function")
+        raise ConfigError(f"{key}: {path!r} is a {type(found).__name__}, not a class or function")
     return typing.cast("Callable[..., Any]", found)
 
 
@@ -369,7 +375,7 @@ def resolve(
             f"{where}: needs a mapping with a 'kind', such as {{kind: {next(iter(PARTS[part]))}}}; got {given!r}"
         )
     kind = given["kind"]
-    target = find(part, kind)
+    target = find(part, kind, f"{where}.kind")
     settings = settings_of(target)
     nested = {name: setting for name, setting in settings.items() if setting.part is not None}
     own = {name: value for name, value in given.items() if name not in ("kind", *nested, *extra)}
@@ -393,9 +399,16 @@ def resolve(
     return resolved
 
 
-def build(part: str, settings: Mapping[str, Any], *args: Any, **more: Any) -> Any:
-    """Builds a part from its resolved settings; ``args`` and ``more`` are what the caller supplies beside them."""
-    target = find(part, settings["kind"])
+def build(part: str, settings: Mapping[str, Any], *args: Any, where: str = "", **more: Any) -> Any:
+    """Builds a part from its resolved settings; ``args`` and ``more`` are what the caller supplies beside them.
+
+    ``where`` is the part's path in the configuration, such as ``method.topology``, and stands in front of every fault.
+    A constructor need not know it: what it says of one of its settings (``rows: ...``) or of its kind of part
+    (``topology.rows: ...``) gets the path, and so does anything else that it raises as a ``ValueError``. Raises
+    `ConfigError`.
+    """
+    where = where or part
+    target = find(part, settings["kind"], f"{where}.kind")
     known = settings_of(target)
     own = {}
     for name, value in settings.items():
@@ -403,26 +416,49 @@ def build(part: str, settings: Mapping[str, Any], *args: Any, **more: Any) -> An
             nested = known[name].part
             if nested is not None and value is not None:
                 # A part inside one of its own kind, such as a learner around a learner, is supplied like it.
-                value = build(nested, value, *args) if nested == part else build(nested, value)
+                inner = args if nested == part else ()
+                value = build(nested, value, *inner, where=f"{where}.{name}")
             own[name] = value
     plain = {name: value for name, value in own.items() if known[name].part is None}
     try:
         # Back through the schema: a tuple or an enumeration became a list or a string in config.yaml.
         checked = _schema(target)(**plain)
     except pydantic.ValidationError as error:
-        raise explain(error, part, known, _schema(target)) from None
+        raise explain(error, where, known, _schema(target)) from None
     own.update({name: getattr(checked, name) for name in plain})
     try:
         made = target(*args, **own, **more)
     except ValueError as error:
-        raise ConfigError(f"{part}: {error}") from error
+        raise ConfigError(_placed(str(error), part, where, known) or f"{where}: {error}") from error
+    except ConfigError as error:
+        placed = _placed(str(error), part, where, known)
+        if placed is None:
+            raise
+        raise ConfigError(placed) from error
     if part in BASES and getattr(made, "part", None) != part:
         # Better here than in the middle of the first round.
         raise ConfigError(
-            f"{part}.kind: {settings['kind']} gives a {type(made).__name__}; "
+            f"{where}.kind: {settings['kind']} gives a {type(made).__name__}; "
             f"a kind of {part} is a class derived from {BASES[part]}"
         )
     return made
+
+
+def _placed(text: str, part: str, where: str, known: typing.Container[str]) -> str | None:
+    """A constructor's message with the path ``where`` in front of each line that begins with one of its ``known``
+    settings or its part; ``None`` if the first line does not."""
+    lines: list[str] = []
+    for line in text.split("\n"):
+        name = re.split(r"[.:\[]", line, maxsplit=1)[0]
+        if name == part != line:
+            lines.append(where + line[len(name) :])
+        elif name in known and name != line:
+            lines.append(f"{where}.{line}")
+        elif lines:
+            lines.append(line)
+        else:
+            return None
+    return "\n".join(lines)
 
 
 def accepted(part: str, kind: str, **offered: Any) -> dict[str, Any]:

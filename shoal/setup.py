@@ -152,12 +152,12 @@ def build_method(config: Config, world: World, selection: Selection | None = Non
 
     ``selection`` is how clients are drawn; it may be left out where nothing will be merged.
     """
-    learner = registry.build("learner", config.local.learner, world, config.local)
+    learner = registry.build("learner", config.local.learner, world, config.local, where="local.learner")
     parts = []
     for part in METHOD_PARTS:
         settings = config.method[part]
         offered = registry.accepted(part, settings["kind"], world=world, local=config.local, selection=selection)
-        parts.append(registry.build(part, settings, **offered))
+        parts.append(registry.build(part, settings, where=f"method.{part}", **offered))
     own = {name: value for name, value in config.method.items() if name not in METHOD_PARTS}
     method: Method = registry.build("method", own, world, learner, *parts)
     _check_method(method, str(config.method["kind"]))

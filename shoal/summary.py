@@ -46,7 +46,8 @@ def summarise(folder: str | Path) -> dict[str, Any]:
     rounds, ``evaluation_seconds`` included, and ``client_steps_per_second`` refers to it. ``problems`` counts, over all
     rounds, clients that were
     rejected, failed, straggled or were skipped, and names them under ``clients``; ``updates`` counts those that
-    reached the bank, and ``first_problem`` has the first reason. The rest comes from the
+    reached the bank from round 1 on (in a run of no rounds: in its warm-up), ``warmup_updates`` those of a warm-up, and
+    ``first_problem`` has the first reason. The rest comes from the
     measures that ``evaluate.measures`` names, each by its own definition; a measure cannot replace the numbers
     named here.
 
@@ -81,7 +82,8 @@ def summarise(folder: str | Path) -> dict[str, Any]:
         "entries": next((x["entries"] for x in reversed(lines) if x.get("record") == "entries"), model.get("entries")),
         "server": model.get("server"),
         **_speed(read_lines(run.path / "timings.jsonl"), measured.get("client_steps")),
-        "updates": _accepted(lines),
+        "updates": _accepted(lines, warmup=config["rounds"] == 0),
+        **_warmed_up(lines),
         "first_problem": _first_problem(lines),
         "problems": _problems(lines),
     }
@@ -102,10 +104,17 @@ def _speed(times: Sequence[Line], steps: float | None) -> dict[str, Any]:
     }
 
 
-def _accepted(lines: Sequence[Line]) -> int:
-    """How many updates reached the bank, over all rounds."""
-    rounds = (line.get("trained", {}) for line in lines if line.get("record") == "round")
-    return sum(len({client for clients in trained.values() for client in clients}) for trained in rounds)
+def _accepted(lines: Sequence[Line], warmup: bool) -> int:
+    """How many updates reached the bank, over all rounds, or in the warm-up alone (round 0)."""
+    rounds = (x for x in lines if x.get("record") == "round" and (x["round"] == 0) == warmup)
+    every = [line.get("trained", {}) for line in rounds]
+    return sum(len({client for clients in trained.values() for client in clients}) for trained in every)
+
+
+def _warmed_up(lines: Sequence[Line]) -> dict[str, int]:
+    """``warmup_updates``, of runs with a warm-up."""
+    warmed = any(line.get("record") == "round" and line["round"] == 0 for line in lines)
+    return {"warmup_updates": _accepted(lines, warmup=True)} if warmed else {}
 
 
 def _first_problem(lines: Sequence[Line]) -> str | None:

@@ -37,6 +37,13 @@ class Failing(Learner):
         raise ZeroDivisionError("nothing to share")
         yield
 
+class Tiring(Learner):
+    """Trains in a warm-up, and raises from round 1 on."""
+    def fit(self, *args, **more):
+        if any(getattr(getattr(a, "when", None), "round", 0) for a in args):
+            raise ZeroDivisionError("nothing left")
+        return (yield from super().fit(*args, **more))
+
 class Leaving(Learner):
     """Leaves."""
     def fit(self, *args, **more):
@@ -80,6 +87,21 @@ def test_a_run_that_trained_nothing_says_so_first_and_fails(here: Path, shoal: S
     (line,) = [line for line in said.out.splitlines() if line.startswith("Nothing was trained")]
     assert reason in line
     assert "Nothing was trained" in (here / "a" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_that_trained_in_its_warm_up_alone_fails_too(here: Path, shoal: Shoal) -> None:
+    settings = ("method=random", "local.learner=mistaken_parts:Tiring", "rounds=2")
+    said = shoal("run", "small.yaml", *settings, "--out", "a")
+    assert said.code == 1
+    (line,) = [line for line in said.out.splitlines() if line.startswith("Nothing was trained")]
+    assert line.startswith("Nothing was trained after the warm-up: no update was accepted in any round; the first")
+    assert "ZeroDivisionError: nothing left" in line
+    assert RunFolder(here / "a").summary()["warmup_updates"] == 4
+    # Its models are those of the warm-up, and no untrained ones.
+    assert library.predict("a", np.zeros((1, 64)), entry="client/0").attrs["notes"] == []
+    said = shoal("run", "small.yaml", *settings[:2], "rounds=0", "--out", "b")
+    assert (said.code, "Nothing was trained" in said.out) == (0, False)
+    assert RunFolder(here / "b").summary()["updates"] == 4
 
 
 def test_a_merge_without_a_bank_is_explained(here: Path) -> None:

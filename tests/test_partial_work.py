@@ -127,6 +127,14 @@ def _selected(setup: Any) -> list[list[Selected]]:
     return found
 
 
+def test_a_client_with_a_single_step_is_drawn_for_partial_work_and_takes_it() -> None:
+    case = Case(local={"epochs": 1, "batch_size": 100})
+    run = case.play(case.setup(participation={"partial_probability": 1.0}), rounds=1)
+    (record,) = run.told("round")
+    (steps,) = [line["value"] for line in map(json.loads, run.lines[0]) if line.get("metric") == "client_steps"]
+    assert (record["partial"], steps) == (4, 4)
+
+
 def test_a_resumed_run_is_the_uninterrupted_one() -> None:
     case = Case(learner={"kind": "scaffold"}, local={"epochs": 4})
     whole = case.play(case.setup(participation=PARTIAL))

@@ -16,6 +16,7 @@ from shoal.errors import ConfigError
 from shoal.messages import Group, World
 from shoal.randomness import Moment
 from shoal.server.base import Calibration, Mean, ServerOptimizer
+from shoal.setup import assemble, resolve_config
 
 HERE = "test_registry"
 
@@ -97,6 +98,106 @@ def test_faults_name_their_place(settings: dict[str, Any], message: str) -> None
 def test_what_a_constructor_refuses_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="server: lr above 10 diverges; got 11"):
         registry.build("server", resolved(lr=11), world=None)
+
+
+SMALL: dict[str, Any] = {
+    "data": {"kind": "digits", "limit": 200, "limit_test": 50},
+    "stream": {"kind": "static", "clients": 6},
+    "rounds": 1,
+}
+TORUS = {"kind": "torus", "rows": 4}
+REGULAR = {"kind": "random-regular", "degree": 7}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": {"kind": "random", "topology": TORUS}}, "method.topology: a torus of 4 rows needs a multiple"),
+        ({"method": {"kind": "random", "topology": "star"}}, "method.topology.kind: no topology is called 'star'"),
+        ({"method": {"kind": "random", "topology": "listed"}}, "method.topology: topology listed needs either"),
+        (
+            {"method": {"kind": "random", "topology": {"kind": "sequence", "graphs": ["ring", REGULAR]}}},
+            "method.topology: random-regular: degree must be below",
+        ),
+        (
+            {"method": {"kind": "random", "topology": {"kind": "sequence", "graphs": ["ring", "star"]}}},
+            "method.topology.graphs[1].kind: no topology is called 'star'",
+        ),
+        (
+            {"method": {"kind": "random", "topology": {"kind": "sequence", "graphs": ["ring", "listed"]}}},
+            "method.topology.graphs[1]: topology listed needs either",
+        ),
+        (
+            {"method": {"kind": "dac", "awareness": {"kind": "jump", "warmup": 11}}},
+            "method.awareness.warmup: at most as many losses as are kept",
+        ),
+        (
+            {"method": {"kind": "dac", "awareness": f"{HERE}:Loose"}},
+            "method.awareness.kind: test_registry:Loose gives a Loose; a kind of detector is a class derived from",
+        ),
+        ({"method": {"kind": "dac", "score": "cosine"}}, "method.score: no score is called 'cosine'"),
+        ({"method": {"kind": "random", "per": "task"}}, "method.per: 'task' needs a stream with tasks"),
+        ({"method": {"kind": "fedavg", "mean": "men"}}, "method.mean.kind: no mean is called 'men'"),
+        (
+            {"method": {"kind": "fedavg", "mean": f"{HERE}:Loose"}},
+            "method.mean.kind: test_registry:Loose gives a Loose",
+        ),
+        ({"method": {"kind": "fedavg", "server": {"kind": "sgd", "lr": -1.0}}}, "method.server: lr must be positive"),
+        (
+            {"method": {"kind": "fedavg", "server": {"kind": "adam", "calibration": {"kind": "p", "p": 2.0}}}},
+            "method.server.calibration: p is the power of v",
+        ),
+        ({"local": {"learner": "plan"}}, "local.learner.kind: no learner is called 'plan'"),
+        ({"local": {"learner": {"kind": "ewc", "per": "task"}}}, "local.learner.per: task holds what earlier tasks"),
+        ({"local": {"lr_schedule": {"kind": "plateau", "gamma": 2.0}}}, "local.lr_schedule: gamma multiplies"),
+        (
+            {"stream": {"kind": "static", "clients": 6, "partition": {"kind": "sizes"}}},
+            "stream.partition: kind sizes needs either",
+        ),
+        (
+            {"stream": {"kind": "static", "partition": {"kind": "column", "column": "site"}}},
+            "stream.partition.column: digits has no column 'site'",
+        ),
+        ({"track": "tensorbord"}, "track.kind: no tracker is called 'tensorbord'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_faults_of_nested_parts_begin_with_their_path(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        assemble(resolve_config({**SMALL, **changes}))
+    assert str(caught.value).startswith(message)
+
+
+class Talking:
+    """Raises what it is told."""
+
+    def __init__(self, *, rate: float = 1.0, what: str = "", ours: bool = True) -> None:
+        raise ConfigError(what) if ours else ValueError(what)
+
+
+@pytest.mark.parametrize(
+    ("what", "ours", "expected"),
+    [
+        ("rate: too high", True, "local.x.rate: too high"),
+        ("rate: too high", False, "local.x.rate: too high"),
+        ("learner.rate[0]: odd", True, "local.x.rate[0]: odd"),
+        ("learner: odd", False, "local.x: odd"),
+        ("rate is too high", False, "local.x: rate is too high"),
+        ("rate", False, "local.x: rate"),
+        ("", False, "local.x: "),
+        ("rates: odd", False, "local.x: rates: odd"),
+        # A fault of another part of the configuration has its own path.
+        ("stream.rows: odd", True, "stream.rows: odd"),
+        ("rate is too high", True, "rate is too high"),
+        ("learner.a: no such setting\nlearner.b: no such setting\nmore", True,
+         "local.x.a: no such setting\nlocal.x.b: no such setting\nmore"),
+    ],
+)  # fmt: skip
+def test_what_a_constructor_says_of_its_settings_gets_the_path(what: str, ours: bool, expected: str) -> None:
+    settings = {"kind": f"{HERE}:Talking", "what": what, "ours": ours}
+    with pytest.raises(ConfigError) as caught:
+        registry.build("learner", settings, where="local.x")
+    assert str(caught.value) == expected
 
 
 def test_parts_get_what_they_ask_for_and_nothing_else() -> None:

@@ -55,6 +55,10 @@ class Notebook(Tracker):
 
     def close(self):
         self.note("close")
+
+def given(folder, config, *, tracker: bool = True):
+    """Gives a tracker, or something else."""
+    return Notebook(folder, config) if tracker else {}
 '''
 
 
@@ -172,6 +176,17 @@ def test_a_tracker_that_fails_is_a_warning(own: Path, fails: str) -> None:
     assert sum(line.startswith("write") for line in said) == {"init": 0, "begin": 0, "write": 1, "close": 4}[fails]
 
 
+def test_a_function_may_give_a_tracker_and_anything_else_is_left_out(own: Path) -> None:
+    listener = Listener()
+    for tracker in (True, False):
+        changes = {"track": {"kind": "own_tracker:given", "tracker": tracker}}
+        library.run(CONFIG, changes, out=str(tracker), progress=listener)
+        assert same(own / str(tracker), own / "plain")
+    assert "write 4" in (own / "True" / "notebook.txt").read_text()
+    (warning,) = [text for text in listener.said if "tracker failed" in text]
+    assert "track.kind: own_tracker:given gives a dict" in warning
+
+
 def test_a_tracker_cannot_change_the_run(own: Path) -> None:
     library.run(CONFIG, {"track": {"kind": "own_tracker:Notebook", "spoil": True}}, out="a")
     assert same(own / "a", own / "plain")
@@ -192,7 +207,12 @@ def test_an_interrupted_run_closes_its_tracker(own: Path, monkeypatch: pytest.Mo
     [
         ({"track": "tensorbord"}, "did you mean 'tensorboard'"),
         ({"track": {"kind": "tensorboard", "colour": "red"}}, r"track\.colour: no such setting"),
-        ({"track": "no_module_here:Tracker"}, "cannot import"),
+        ({"track": "no_module_here:Tracker"}, r"^track\.kind: cannot import"),
+        (
+            {"track": "shoal.errors:ConfigError"},
+            r"^track\.kind: .*ConfigError is no tracker; .* derived from shoal\.track",
+        ),
+        ({"track": "shoal.server.base:Mean"}, "is no tracker"),
         ({"track": {"folder": "x"}}, "needs a mapping with a 'kind'"),
     ],
 )

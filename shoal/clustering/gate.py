@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from pydantic import Field
 
 from ..bank import Value
 from .geometry import Array
-from .matching import Matching, Round, Start, assigned, remembered
+from .matching import Matched, Matching, Round, Start, assigned, remembered
 from .number import NumberRule
 from .record import Factor, factor
 
@@ -26,6 +27,10 @@ class Gated(Matching):
     in this round is ``gate`` times that update's distance. All others are rejected, and each multiplies the gate of
     its nearest model by ``widen``, so that no concept is shut out for ever. A cluster at distance 0 is accepted and
     moves no gate.
+
+    The first update of a model that its clients did not train from lies far away, and would leave a gate that any
+    concept fits through. So the memory begins with the distance that is likely from now on, where that is smaller, see
+    `settled`.
     """
 
     number: ClassVar[NumberRule] = "silhouette"
@@ -67,6 +72,15 @@ class Gated(Matching):
                 else:
                     usual[model] *= self.widen
         return {"usual": usual}
+
+    def settled(self, matched: Matched, likely: Mapping[int, float]) -> Matched:
+        """What is remembered of a first update shrinks to the likely distance; no gate becomes wider."""
+        usual = matched.numbers["matching/usual"].clone()
+        for cluster, model in matched.claims.items():
+            first = float(matched.distances[cluster, model])
+            if 0 < likely[cluster] < first:
+                usual[model] *= likely[cluster] / first  # a factor: sizes and what was widened are in it already
+        return replace(matched, numbers={**matched.numbers, "matching/usual": usual})
 
     def _gates(self, usual: Array) -> Array:
         return np.where(usual > 0, self.gate * usual, np.inf)

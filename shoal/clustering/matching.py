@@ -56,6 +56,12 @@ class Matched:
         }
 
     @property
+    def claims(self) -> dict[int, int]:
+        """The clusters whose update was the first one of a model, with that model."""
+        pairs = enumerate(zip(self.models, self.fates, strict=True))
+        return {cluster: model for cluster, (model, fate) in pairs if fate == "claimed" and model is not None}
+
+    @property
     def counts(self) -> dict[str, int]:
         """How many clusters had each fate."""
         found = Counter(self.fates)
@@ -138,6 +144,15 @@ class Matching:
         return Matched(
             tuple(now.models), tuple(now.fates), distances, {f"matching/{name}": kept[name] for name in sorted(kept)}
         )
+
+    def settled(self, matched: Matched, likely: Mapping[int, float]) -> Matched:
+        """The match with what the server's steps say of the numbers to remember.
+
+        ``likely`` has, of each of `Matched.claims`, how far the next update of its model will lie from it, as far as
+        this round can tell: the first one says nothing of that where its clients trained from another model. In the
+        units of `Matched.distances`. Default: nothing changes.
+        """
+        return matched
 
     def decide(self, now: Round, past: Mapping[str, Value]) -> Mapping[str, Array]:
         """Gives clusters to models (`Round.give`, `Round.join`); those that are given to none are rejected.

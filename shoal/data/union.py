@@ -68,7 +68,10 @@ class Union(Source):
 
     def load(self) -> Dataset:
         """The rows of all sources. Raises `DataError`."""
-        loaded: list[Dataset] = [registry.build("data", self._rooted(settings)).load() for settings in self.sources]
+        loaded: list[Dataset] = [
+            registry.build("data", self._rooted(settings), where=f"data.sources[{i}]").load()
+            for i, settings in enumerate(self.sources)
+        ]
         parts = dict(zip(numbered([data.name for data in loaded]), loaded, strict=True))
         for name, data in parts.items():
             _check(name, data)

@@ -81,7 +81,8 @@ def _chain(module: nn.Module) -> list[nn.Module]:
     """The layers that follow one another; a module that is none of `CHAINS` is a layer by itself."""
     if type(module) not in CHAINS or _hooked(module):
         return [module]
-    return [layer for child in module for layer in _chain(child)]
+    children = (child for child in module._modules.values() if child is not None)
+    return [layer for child in children for layer in _chain(child)]
 
 
 def _hooked(module: nn.Module) -> bool:

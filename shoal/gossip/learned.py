@@ -100,7 +100,7 @@ class Learned(Gossip):
         self.clip = clip
         self.unknown = 1 / max(1, world.clients - 1) if initial_similarity == "uniform" else 0.0
         self.two_hop = two_hop
-        self.rule = cast(Rule, registry.find("score", score))
+        self.rule = cast(Rule, registry.find("score", score, "score"))
         try:
             inspect.signature(self.rule).bind(None, None, None)
         except TypeError as error:

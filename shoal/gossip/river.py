@@ -57,7 +57,7 @@ class River(Detector):
             from river import drift
         except ImportError as error:
             raise ValueError(
-                "awareness: river needs the package river; install it with: pip install 'shoal[detect]', or use "
+                "detector.kind: river needs the package river; install it with: pip install 'shoal[detect]', or use "
                 "kind: jump"
             ) from error
         try:

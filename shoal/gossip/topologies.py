@@ -67,7 +67,12 @@ class Torus(Topology):
         """The torus; of a prime number of clients without ``rows`` it is a ring."""
         rows = self.rows or max(r for r in range(1, int(clients**0.5) + 1) if clients % r == 0)
         if clients % rows:
-            raise ValueError(f"a torus of {rows} rows needs a multiple of {rows} clients; got {clients}; set rows")
+            fit = [r for r in range(1, clients + 1) if clients % r == 0]
+            near = [*[r for r in fit if r < rows][-1:], *[r for r in fit if r > rows][:1]]
+            raise ValueError(
+                f"a torus of {rows} rows needs a multiple of {rows} clients; got {clients}, which have rows: "
+                f"{' or '.join(map(str, near))}, or rows: null, the most nearly square"
+            )
         grid = np.arange(clients).reshape(rows, clients // rows)
         pairs = [np.stack([grid, np.roll(grid, -1, axis)], -1).reshape(-1, 2) for axis in (0, 1)]
         return Graph(clients, np.concatenate(pairs))
@@ -172,8 +177,8 @@ class Sequence(Topology):
         rounds: Annotated[int, Field(ge=1)] | list[Annotated[int, Field(ge=1)]] = 1,
     ) -> None:
         self.graphs: list[Topology] = [
-            registry.build("topology", registry.resolve("topology", each, f"topology.graphs[{i}]"))
-            for i, each in enumerate(graphs)
+            registry.build("topology", registry.resolve("topology", each, where), where=where)
+            for where, each in ((f"topology.graphs[{i}]", each) for i, each in enumerate(graphs))
         ]
         self.rounds = [rounds] * len(graphs) if isinstance(rounds, int) else list(rounds)
         if len(self.rounds) != len(self.graphs):
@@ -198,9 +203,12 @@ class Rounds:
         self.topology = topology
         self.clients = clients
         self.seed = seed
-        self._fixed = topology.graph(clients, seed, 1) if topology.fixed else None
-        for each in getattr(topology, "graphs", ()):  # all of a sequence, before any training
-            each.graph(clients, seed, 1)
+        try:
+            self._fixed = topology.graph(clients, seed, 1) if topology.fixed else None
+            for each in getattr(topology, "graphs", ()):  # all of a sequence, before any training
+                each.graph(clients, seed, 1)
+        except ValueError as error:
+            raise ValueError(f"topology: {error}") from error
 
     def at(self, round: int) -> Graph:
         """The graph of a round (from 1)."""

@@ -103,7 +103,7 @@ class Learner:
         self.world = world
         self.local = local
         if local.lr_schedule is not None:
-            self.lr_schedule = registry.build("schedule", local.lr_schedule)
+            self.lr_schedule = registry.build("schedule", local.lr_schedule, where="local.lr_schedule")
             self.reads_reported = self.lr_schedule.reads_reported
 
     def __init_subclass__(cls, **settings: Any) -> None:

@@ -107,6 +107,7 @@ class Growth:
         }
         changes = method.merged(bank.put(starts), method.sent_home(updates, sent, homes), when)
         entries: dict[Key, Entry] = {**bank.entries, **{key: e for key, e in changes.items() if e is not None}}
+        matched = method.settled(found, matched, sent, columns_of, entries, bank)
         lives = self._lived(lives, keys, opened.keys, sent, homes, when)
         alive = {*opened.keys, *starts}
         gone = self._joins(lives, alive)

@@ -152,7 +152,7 @@ class FedDrift(Clustered):
         """At the start of a time step scores and a decision; then a local fit of each model that owns rows."""
         now, usable = given.note["step"], given.note["usable"]
         owned = [(int(step), str(key)) for step, key in given.note["owned"]]
-        rows = {step: _kept(client, step) for step, _ in owned}
+        rows = {step: _kept(client, step) for step, _ in (owned if self.keep_rows else owned[-1:])}
         note: dict[str, Any] = {"step": now}
         extra: dict[str, Tensor] = {}
         if usable is None:
@@ -363,8 +363,14 @@ def _used(bank: Bank) -> set[Key]:
 
 
 def _kept(client: Client, step: int) -> Tensor:
+    """The client's rows of a time step; ``ValueError`` without them: a loss on no rows would hide every drift."""
     rows = client.state.get(f"{ROWS}/{step}")
-    return rows if isinstance(rows, Tensor) else torch.empty(0, dtype=torch.int64)
+    if not isinstance(rows, Tensor) or not len(rows):
+        raise ValueError(
+            f"feddrift compares with the rows of earlier time steps, but client {client.id} has kept none of time step "
+            f"{step}, of which the server knows some; its private state was lost or is of another run"
+        )
+    return rows
 
 
 def _united(*rows: Tensor) -> Tensor:

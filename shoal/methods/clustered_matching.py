@@ -6,15 +6,16 @@ algorithm 1. The server's half is in `shoal.clustering`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 
-from ..bank import Bank, Key, Value
+from ..bank import Bank, Entry, Key, Value
 from ..clustering.base import Clusterer
 from ..clustering.births import LARGEST, Births
 from ..clustering.distances import Distance, DistanceName
@@ -23,7 +24,7 @@ from ..clustering.matching import Matched, Matching
 from ..clustering.number import LEAST_SILHOUETTE, Clusters, NumberRule, clustered
 from ..clustering.own import clusterer_of
 from ..learners.base import Learner
-from ..messages import Assignment, Group, Participant, Update, World
+from ..messages import Assignment, Group, Part, Participant, Update, World
 from ..randomness import Moment
 from ..server.base import Mean, ServerOptimizer
 from .clustered import DECIDED, Clustered, Count, by_choice, choice_of, decided, keys_of, routed
@@ -157,7 +158,7 @@ class ConceptMatching(Clustered):
                 rng = Moment(when.seed, when.round).random("choice", seat.id)
                 sent = (keys[int(rng.integers(len(keys)))],)
             elif self.client_matching == "oracle":
-                sent, note = (keys[places[str(seat.truth)] % len(keys)],), {"truth": str(seat.truth)}
+                sent, note = (keys[places[str(seat.truth)] % len(keys)],), {"truths": list(places)}
             elif self.client_matching == "remembered":
                 note = {"task": remembered_task(seat)}
                 known = _table(bank, TASKS).get(note["task"], {})
@@ -188,6 +189,7 @@ class ConceptMatching(Clustered):
         matched = self.matched(found, [bank[key].vector for key in keys], bank.memory)
         homes = homes_of(found, matched, keys)
         changes = self.merged(bank, self.sent_home(updates, sent, homes), when)
+        matched = self.settled(found, matched, sent, keys, {**bank.entries, **changes}, bank)
         told = self.decision(when, sent, found, matched, keys, **self._spared(bank, sent))
         return bank.put(changes, **matched.numbers, **{DECIDED: told}, **self._learnt(bank, sent, homes))
 
@@ -206,14 +208,41 @@ class ConceptMatching(Clustered):
             for update in members:
                 rows[choice_of(update)[0]] += update.weight * update.times
             leader = max(rows, key=rows.__getitem__)
-            group = Group(tuple(choice_of(u)[1] for u in members), tuple(u.weight * u.times for u in members))
-            means.append(self.mean.combine(bank[leader], group))
+            means.append(self.mean.combine(bank[leader], _group(members, [choice_of(u)[1] for u in members])))
             leaders.append(leader)
         return RoundClusters(clusters, tuple(means), tuple(leaders))
 
     def matched(self, found: RoundClusters, models: Sequence[Tensor], past: Mapping[str, Value]) -> Matched:
         """Which model each cluster updates."""
         return self.matching.match(found.means, models, found.clusters.sizes, past, self.distance)
+
+    def settled(
+        self,
+        found: RoundClusters,
+        matched: Matched,
+        sent: Sequence[Update],
+        keys: Sequence[Key],
+        after: Mapping[Key, Entry | None],
+        before: Bank,
+    ) -> Matched:
+        """The match after the server's steps, by which the entries ``keys`` became those of ``after``.
+
+        The next update of a model that was claimed will likely lie as far from it as this one lies from where its
+        clients began (the mean of the models that they trained from), and further by what the server's step left over.
+        """
+        likely = {}
+        for cluster, model in matched.claims.items():
+            members = [u for u, label in zip(sent, found.clusters.labels.tolist(), strict=True) if label == cluster]
+            starts = [replace(part, vector=before[key].vector) for key, part in map(choice_of, members)]
+            begun = self.mean.combine(before[found.leaders[cluster]], _group(members, starts))
+            entry = after[keys[model]]
+            assert entry is not None
+            if not torch.isfinite(entry.vector).all():  # the round will be undone
+                likely[cluster] = math.inf
+                continue
+            moved, left = self.distance([found.means[cluster]], [begun, entry.vector])[0]
+            likely[cluster] = float(moved + left)
+        return self.matching.settled(matched, likely)
 
     def sent_home(self, updates: Sequence[Update], sent: Sequence[Update], homes: Sequence[Key | None]) -> list[Update]:
         """All updates, each model at its home; those without a model stay where they are."""
@@ -265,8 +294,7 @@ class ConceptMatching(Clustered):
             tasks = [str(update.note["task"]) for update in sent]
             return {TASKS: learnt(_table(bank, TASKS), tasks, homes, self.learn)}
         if self.client_matching == "oracle":
-            places = placed(bank.memory, [update.note["truth"] for update in sent])
-            return {TRUTHS: list(places)}
+            return {TRUTHS: sent[0].note["truths"]}  # of all participants, also where an answer did not come
         return {}
 
     def candidates(self, bank: Bank, target: Mapping[str, Any]) -> Sequence[tuple[Key, ...]]:
@@ -284,6 +312,11 @@ def homes_of(found: RoundClusters, matched: Matched, keys: Sequence[Key]) -> lis
         for member in members:
             homes[member] = keys[model]
     return homes
+
+
+def _group(updates: Sequence[Update], parts: Sequence[Part]) -> Group:
+    """These answers of the clients with the weights of their updates."""
+    return Group(tuple(parts), tuple(update.weight * update.times for update in updates))
 
 
 def _table(bank: Bank, name: str) -> dict[str, Any]:

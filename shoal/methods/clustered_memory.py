@@ -45,8 +45,17 @@ def learnt(
 
 
 def placed(memory: Mapping[str, Value], labels: Iterable[Any]) -> dict[str, int]:
-    """The place of every true label seen so far and of these: in the order of appearance, new ones sorted."""
+    """The place of every true label seen so far and of these: in the order of appearance, new ones sorted.
+
+    Numbers are sorted by size, also where they are written out, and come before names.
+    """
     seen = memory.get(TRUTHS, [])
     assert isinstance(seen, list)
-    new = sorted({str(label) for label in labels} - set(seen))
+    new = sorted({str(label) for label in labels} - set(seen), key=_size)
     return {str(label): place for place, label in enumerate([*seen, *new])}
+
+
+def _size(label: str) -> tuple[bool, int, str]:
+    """Sorts numbers by size and names behind them."""
+    number = label.removeprefix("-").isdecimal()
+    return not number, int(label) if number else 0, label

@@ -21,7 +21,8 @@ class Alarms(Measure):
     change, with ``delays``, each one's rounds since (0: in the round itself). ``false``: all others; ``new_rows`` of
     these came in the round in which a client got new rows of the same cluster (where the stream has time steps).
     ``changed``: how many clients change in this round; ``missed``: how many changes came to nothing by this round, by
-    the time that is over or by the next change.
+    the time that is over or by the next change. In the run's last line those count that nobody could notice in time any
+    more, whether or not their clients took part again; what remains is not known.
 
     Read from ``Update.note["alarm"]`` of the updates that were accepted, from round 1 on; no lines of methods without
     it, and ``alarms`` alone where the truth has no cluster, concept or task.
@@ -61,6 +62,11 @@ class Alarms(Measure):
                 counts["false"] += 1
                 counts["new_rows"] += old is not None and old[1] != step
             known[str(client)] = [cluster, step, waiting]
+        if seen.last:
+            for name, (cluster, step, waiting) in list(known.items()):
+                if waiting is not None and round + 1 - waiting >= WITHIN:
+                    counts["missed"] += 1
+                    known[name] = [cluster, step, None]
         line: Line = {"metric": "alarms", "value": sum(told.values()), "clients": len(told)}
         return [{**line, **counts, "delays": delays} if truth else line], known
 
@@ -71,8 +77,8 @@ class Alarms(Measure):
     @staticmethod
     def summarise(lines: Sequence[Line]) -> dict[str, Any]:
         """``alarms``: ``all`` of the run and, where the truth is known, ``changes``, ``detected`` (with their
-        ``mean_delay`` in rounds), ``missed`` and ``false`` ones, of which at ``new_rows``; ``false_rate``, false ones
-        per client and round without a change. Nothing where nobody watches.
+        ``mean_delay`` in rounds), ``missed``, ``open`` (neither: their time was not over) and ``false`` ones, of which
+        at ``new_rows``; ``false_rate``, false ones per client and round without a change. Nothing where nobody watches.
         """
         own = [line for line in lines if line.get("metric") == "alarms"]
         if not own:
@@ -90,6 +96,7 @@ class Alarms(Measure):
                     ("new_rows", "new_rows"),
                 )
             }
+            found["open"] = found["changes"] - found["detected"] - found["missed"]
             found["mean_delay"] = mean(delay for line in true for delay in line["delays"])
             calm = sum(line["clients"] - line["changed"] for line in true)
             found["false_rate"] = found["false"] / calm if calm else None

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from ..bank import Key
 from ..randomness import Moment
 from .base import Line, Measure, Seen
-from .concepts_models import RECORD, Concept, Share, models_of, order
+from .concepts_models import RECORD, Concept, Share, Tally, models_of, order
 from .values import mean
 
 LABELS = ("concept", "cluster", "domain", "task")
@@ -33,7 +33,8 @@ class Concepts(Measure):
     The record has, for each concept that was ``met``, its stand-in ``cluster`` (the one with most of its clients; of
     equal ones the first), the ``model`` that this updated (null: none) and its ``fate``, and ``pairs``: ``[model
     trained, model that the client's cluster updated or null, clients]``. ``label`` says which truth this is; ``joined``
-    and ``retired`` which models went, if any.
+    and ``retired`` which models went, if any. ``lost`` are the concepts without a model of their own as known
+    by then, ``duplicated`` the models too many, each with its concept, see `shoal.metrics.concepts_models.Models`.
 
     Clusters are those that the method tells (a record ``clusters``, see `shoal.methods.clustered.Clustered.records`).
     Of a method that tells none, but whose clients choose among whole models and train one, they are the choices.
@@ -44,7 +45,7 @@ class Concepts(Measure):
     lines: ClassVar[tuple[str, ...]] = ("ari",)
 
     def observe(self, seen: Seen, memory: Mapping[str, Any]) -> tuple[list[Line], Mapping[str, Any]]:
-        """Two lines at most; it remembers nothing."""
+        """Two lines at most; it remembers the votes of the rounds so far."""
         label, truth = self._truth(seen)
         if not truth or not seen.trained or seen.when.round < 1:
             return [], memory
@@ -66,7 +67,10 @@ class Concepts(Measure):
         choices = [told["choices"][place] for place in known]
         met = _met(concepts, choices, labels, told["models"], told["fates"])
         gone = {name: told[name] for name in ("joined", "retired") if told.get(name)}
-        return [line, {"record": RECORD, "label": label, "met": met, **gone}], memory
+        tally = Tally.of(memory).after({"round": seen.when.round, "met": met, **gone})
+        _, _, lost, duplicated = tally.owned()
+        record = {"record": RECORD, "label": label, "met": met, **gone, "lost": list(lost), "duplicated": duplicated}
+        return [line, record], tally.kept()
 
     @staticmethod
     def _truth(seen: Seen) -> tuple[str, dict[int, Concept]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -96,6 +95,69 @@ class Models:
         return Share(*found)
 
 
+@dataclass(frozen=True)
+class Tally:
+    """The votes of the rounds so far, from which `Models` are found; it grows with concepts and models, not rounds."""
+
+    votes: Mapping[tuple[Concept, Key], tuple[int, int, bool]]
+    """Of each concept for a model: how many, the round of the latest one, and whether it ever updated the model."""
+    became: Mapping[Key, Key]
+    """The models that were joined with others, and where they are now."""
+    retired: tuple[Key, ...]
+
+    @classmethod
+    def empty(cls) -> Tally:
+        """Before the first round."""
+        return cls({}, {}, ())
+
+    @classmethod
+    def of(cls, kept: Mapping[str, Any]) -> Tally:
+        """From what `kept` gave; the empty one from nothing."""
+        votes = {(concept, key): (n, last, bool(own)) for concept, key, n, last, own in kept.get("votes", ())}
+        return cls(votes, dict(kept.get("became", {})), tuple(kept.get("retired", ())))
+
+    def kept(self) -> dict[str, Any]:
+        """As JSON values."""
+        votes = [[*pair, *found] for pair, found in self.votes.items()]
+        return {"votes": votes, "became": dict(self.became), "retired": list(self.retired)}
+
+    def after(self, record: Mapping[str, Any]) -> Tally:
+        """With the votes of one more record of a round; those for a joined model go to the one that it went into."""
+        votes = dict(self.votes)
+
+        def add(concept: Concept, key: Key, n: int, last: int, own: bool) -> None:
+            old = votes.get((concept, key), (0, 0, False))
+            votes[concept, key] = (old[0] + n, max(old[1], last), old[2] or own)
+
+        for one in _met(record, self.became):
+            for pair in one.pairs:
+                add(one.concept, pair.choice, pair.clients, one.round, False)
+                if pair.model is not None:
+                    add(one.concept, pair.model, pair.clients, one.round, True)
+        became = _survivors([record], self.became)
+        for concept, key in [pair for pair in votes if pair[1] in became]:
+            add(concept, became[key], *votes.pop((concept, key)))
+        retired = dict.fromkeys([*self.retired, *map(str, record.get("retired") or ())])
+        return Tally(votes, became, tuple(dict.fromkeys(became.get(key, key) for key in retired)))
+
+    def owned(self) -> tuple[dict[Concept, Key], dict[Key, Concept], tuple[Concept, ...], dict[Key, Concept]]:
+        """``of``, ``owners``, ``lost`` and ``duplicated`` of `Models`, as known by now."""
+        votes = self.votes
+        concepts = sorted({concept for concept, _ in votes}, key=order)
+        keys = sorted({key for _, key in votes}, key=entry_order)
+
+        def rank(concept: Concept, key: Key) -> tuple[int, int, int]:
+            number, latest, _ = votes.get((concept, key), (0, 0, False))
+            return number, latest, -keys.index(key)
+
+        of = {concept: max(keys, key=lambda key: rank(concept, key)) for concept in concepts}
+        owners = {key: max((c for c in concepts if of[c] == key), key=lambda c: rank(c, key)[0]) for key in of.values()}
+        touched = {key for (_, key), found in votes.items() if found[2]}
+        spare = [key for key in keys if key in touched and key not in owners and key not in self.retired]
+        lost = tuple(c for c in concepts if owners[of[c]] != c or not votes[c, of[c]][2])
+        return of, owners, lost, {key: max(concepts, key=lambda c: rank(c, key)[0]) for key in spare}
+
+
 def models_of(lines: Iterable[Mapping[str, Any]]) -> Models | None:
     """Whose the models are, from the lines of a run; ``None`` where no concept was met. Broken records are left out."""
     records = [line for line in lines if line.get("record") == RECORD and isinstance(line.get("round"), int)]
@@ -103,34 +165,10 @@ def models_of(lines: Iterable[Mapping[str, Any]]) -> Models | None:
     met = tuple(one for record in records for one in _met(record, became))
     if not met:
         return None
-    votes: Counter[tuple[Concept, Key]] = Counter()
-    latest: dict[tuple[Concept, Key], int] = {}
-    updated: set[tuple[Concept, Key]] = set()
-    for one in met:
-        for pair in one.pairs:
-            for model in (pair.choice, pair.model):
-                if model is not None:
-                    votes[one.concept, model] += pair.clients
-                    latest[one.concept, model] = max(one.round, latest.get((one.concept, model), 0))
-            updated |= set() if pair.model is None else {(one.concept, pair.model)}
-    concepts = sorted({one.concept for one in met}, key=order)
-    keys = sorted({model for _, model in votes}, key=entry_order)
-    of = {
-        concept: max(keys, key=lambda key: (votes[concept, key], latest.get((concept, key), 0), -keys.index(key)))
-        for concept in concepts
-    }
-    owners = {key: max((c for c in concepts if of[c] == key), key=lambda c: votes[c, key]) for key in of.values()}
-    retired = {became.get(str(key), str(key)) for record in records for key in record.get("retired") or ()}
-    touched = {model for _, model in updated}
-    spare = [key for key in keys if key in touched and key not in owners and key not in retired]
-    return Models(
-        label=str(records[0].get("label", "concept")),
-        met=met,
-        of=of,
-        owners=owners,
-        lost=tuple(c for c in concepts if owners[of[c]] != c or (c, of[c]) not in updated),
-        duplicated={key: max(concepts, key=lambda c: votes[c, key]) for key in spare},
-    )
+    tally = Tally.empty()
+    for record in records:
+        tally = tally.after(record)
+    return Models(str(records[0].get("label", "concept")), met, *tally.owned())
 
 
 def order(concept: Concept) -> tuple[bool, Concept]:
@@ -143,9 +181,9 @@ def entry_order(key: Key) -> tuple[int, Key]:
     return len(key), key
 
 
-def _survivors(records: Sequence[Mapping[str, Any]]) -> dict[Key, Key]:
-    """What became of the models that were joined with others, in the end."""
-    found: dict[Key, Key] = {}
+def _survivors(records: Iterable[Mapping[str, Any]], before: Mapping[Key, Key] | None = None) -> dict[Key, Key]:
+    """What became of the models that were joined with others, in the end; ``before``: by the records before these."""
+    found = dict(before or {})
     for record in records:
         for key, into in (record.get("joined") or {}).items():
             found = {old: into if now == key else now for old, now in found.items()} | {key: into}

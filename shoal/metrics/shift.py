@@ -41,15 +41,19 @@ def regained(curve: Curve, reference: float) -> int | None:
     return next((h for h, value in curve if value >= goal - 1e-12), None)
 
 
-def outcome(curve: Curve, end: float) -> dict[str, Any]:
+def outcome(curve: Curve, end: float, cut: bool = False) -> dict[str, Any]:
     """What became of a step that began from the accuracy ``end``: its lowest and last value, and the recovery.
+
+    ``cut``: the run ended before the step was over.
 
     - ``lowest``, ``lowest_round``; ``last``, ``last_round``: values of the curve, and rounds into the step;
     - ``within_step``: the first round with 90% of the gain from the first to the last measured round; ``None`` where
-      that gain is less than one point;
-    - ``recovery``: ``recovered``, ``never``, or ``nothing lost`` (less than one point below ``end`` in the first
-      measured round); ``recovery_round``: the first round with 90% of that loss regained, only if ``recovered``.
+      that gain is less than one point, and in a step that was cut, whose gain is not known;
+    - ``recovery``: ``recovered``, ``never`` (``not known yet`` in a step that was cut), or ``nothing lost`` (less than
+      one point below ``end`` in the first measured round); ``recovery_round``: the first round with 90% of that loss
+      regained, only if ``recovered``.
     """
+    never = "not known yet" if cut else "never"
     first, last = curve[0][1], curve[-1][1]
     lowest = min(curve, key=lambda point: (point[1], point[0]))
     back = regained(curve, end)
@@ -59,8 +63,8 @@ def outcome(curve: Curve, end: float) -> dict[str, Any]:
         "lowest_round": lowest[0],
         "last": last,
         "last_round": curve[-1][0],
-        "within_step": regained(curve, last) if last - first >= LEAST - 1e-12 else None,
-        "recovery": "nothing lost" if not lost else "never" if back is None else "recovered",
+        "within_step": regained(curve, last) if last - first >= LEAST - 1e-12 and not cut else None,
+        "recovery": "nothing lost" if not lost else never if back is None else "recovered",
         "recovery_round": back if lost else None,
     }
 
@@ -71,7 +75,8 @@ class Shift(Measure):
     ``boundary`` is the last round before the shift. Groups: clients that ``changed`` their cluster, those that
     ``stayed`` (and have new rows, or the same), and ``all`` of both. Where clients shift at different rounds each
     counts at its own, and a boundary has the clients that shifted there. A step is over when the first of them comes
-    to its next one, and at the end of the run.
+    to its next one, and at the end of the run. The run *cuts* the steps that are on at its end short where it ends
+    sooner after its last common boundary than any two of them lie apart (the first: from the start).
 
     - ``clients``: how many there are: those measured both before the boundary and in the step;
     - ``end``: their mean accuracy after the last measured round before the shift; ``first``: after the first one
@@ -118,7 +123,8 @@ class Shift(Measure):
         for boundary, groups in steps.items():
             steps[boundary] = {name: _longer(group, round - int(boundary), now) for name, group in groups.items()}
         if seen.last:
-            lines += [line for boundary, groups in steps.items() for line in _records(boundary, groups)]
+            cut = _cut(stream.boundaries, round)
+            lines += [line for boundary, groups in steps.items() for line in _records(boundary, groups, cut)]
             steps = {}
         return lines, {"clients": known, "open": steps} if known else memory
 
@@ -170,9 +176,9 @@ class Shift(Measure):
         - ``drop_after_shift``: for each group the drop by stage, and ``lowest``: the lowest value in the step minus
           the end of the step before. Means over boundaries, weighted by their clients. Negative: lost;
         - ``recovery_rounds``: for each group the ``mean`` over the boundaries that ``recovered``, weighted by their
-          clients; how many these are, how many ``never`` recovered within their step, and at how many there was
-          ``nothing_lost``; and ``within_step``, the mean over boundaries, weighted likewise, of the rounds to 90% of
-          the step's own gain;
+          clients; how many these are, how many ``never`` recovered within their step, at how many that is ``not_known``
+          because the run cut the step short, and at how many there was ``nothing_lost``; and ``within_step``, the mean
+          over boundaries, weighted likewise, of the rounds to 90% of the step's own gain;
         - ``step_end_accuracy``: mean over the steps of the mean accuracy after their last round.
         """
         records = [line for line in lines if line.get("record") == "shift"]
@@ -192,6 +198,7 @@ class Shift(Measure):
                 "mean": mean([r["recovery_round"] for r in own], weights),
                 "recovered": sum(r["recovery"] == "recovered" for r in own),
                 "never": sum(r["recovery"] == "never" for r in own),
+                "not_known": sum(r["recovery"] == "not known yet" for r in own),
                 "nothing_lost": sum(r["recovery"] == "nothing lost" for r in own),
                 "within_step": mean([r["within_step"] for r in own], weights),
             }
@@ -220,7 +227,13 @@ def _longer(group: Mapping[str, Any], h: int, now: Mapping[int, float]) -> dict[
     return {**group, "curve": [*group["curve"], [h, mean(now[client] for client in group["clients"])]]}
 
 
-def _records(boundary: str, groups: Mapping[str, Any]) -> list[Line]:
+def _cut(boundaries: Sequence[int], last: int) -> bool:
+    """Whether the run's end, after round ``last``, comes before the step after the last boundary can be over."""
+    shortest = min(b - a for a, b in zip((0, *boundaries), boundaries, strict=False))
+    return last < boundaries[-1] + shortest
+
+
+def _records(boundary: str, groups: Mapping[str, Any], cut: bool = False) -> list[Line]:
     return [
         {
             "record": "shift",
@@ -231,7 +244,7 @@ def _records(boundary: str, groups: Mapping[str, Any]) -> list[Line]:
             "first": group["curve"][0][1],
             "first_round": group["first_round"],
             "drops": group["drops"],
-            **outcome([(h, value) for h, value in group["curve"]], group["end"]),
+            **outcome([(h, value) for h, value in group["curve"]], group["end"], cut),
         }
         for name, group in groups.items()
     ]

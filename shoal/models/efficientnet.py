@@ -67,7 +67,8 @@ class MBConv(nn.Module):
         y: Tensor = x
         if self._expand_conv is not None:
             y = F.relu6(self._bn0(self._expand_conv(y)))
-        y = self._bn2(self._project_conv(F.relu6(self._bn1(self._depthwise_conv(y)))))
+        y = F.relu6(self._bn1(self._depthwise_conv(y)))
+        y = self._bn2(self._project_conv(y))
         return x + y if self.residual else y
 
 

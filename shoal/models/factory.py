@@ -174,7 +174,8 @@ def _made(settings: Mapping[str, Any], shape: Shape, outputs: int) -> nn.Module:
     target = registry.find("model", kind)
     own = {name: value for name, value in settings.items() if name not in COMMON}
     takes = parameters_of(target)
-    given = {name: value for name, value in zip(GIVEN, (tuple(shape), outputs), strict=True) if name in takes}
+    offered: dict[str, Any] = dict(zip(GIVEN, (tuple(shape), outputs), strict=True))
+    given = {name: value for name, value in offered.items() if name in takes}
     module = build_own(target, own, given) if is_own(target) else registry.build("model", own, **given)
     if not isinstance(module, nn.Module):
         raise ConfigError(f"model.kind: {kind!r} gives a {type(module).__name__}, not a torch.nn.Module")

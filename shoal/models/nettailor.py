@@ -222,7 +222,9 @@ def nettailor(
     prune_blocks: Annotated[int, Field(ge=0)] = 0,
     paths: dict[int, list[int]] | None = None,
 ) -> nn.Module:
-    """A frozen backbone of L blocks G_l, with proxies P_p^l from up to ``skips`` earlier activations into block l:
+    """A frozen backbone of blocks, with small trained paths into each from a few activations before it, and attention.
+
+    Of L blocks G_l, with proxies P_p^l from up to ``skips`` earlier activations into block l, it computes
 
         x_l = act(a_l^l G_l(x_(l-1)) + sum over p from max(l - skips, f - 1) to l - 1 of a_p^l P_p^l(x_p))
 

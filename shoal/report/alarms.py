@@ -10,7 +10,7 @@ from .load import Runs
 from .numbers import written
 from .parts import note
 from .series import Spread, curve, over_seeds
-from .words import LISTED, counted, values_of
+from .words import LISTED, counted, number, values_of
 
 
 def sentences(comparison: Mapping[str, Any]) -> list[str]:
@@ -29,16 +29,22 @@ def sentences(comparison: Mapping[str, Any]) -> list[str]:
 
 
 def _of(numbers: Mapping[str, Any], name: str) -> str:
-    changes, detected, false = (_total(numbers, key) for key in ("changes", "detected", "false"))
+    changes, detected, waiting, false = (_total(numbers, key) for key in ("changes", "detected", "open", "false"))
+    known = changes - waiting
     if not changes:
         found = f"{name}no client changes its cluster"
+    elif not known:
+        what = "the one change of a cluster" if changes == 1 else f"any of {changes:,} changes of their cluster"
+        found = f"{name}it is not known yet whether clients notice {what}, whose five rounds are not over"
     else:
-        found = f"{name}clients notice {detected:,} of {changes:,} changes of their cluster"
+        found = f"{name}clients notice {detected:,} of {known:,} changes of their cluster"
     if detected:
         late = numbers["alarms.mean_delay"]["mean"]
         found += f", {'in the same round' if late < 0.05 else f'{late:.1f} rounds late on average'}"
+    if known and waiting:
+        found += f" (not known yet of {number(waiting)} more, whose five rounds are not over)"
     if not false:
-        return f"{found}, without a false alarm" if changes else f"{found}, and there is no false alarm"
+        return f"{found}, without a false alarm" if known else f"{found}, and there is no false alarm"
     rate = written("alarms.false_rate", numbers.get("alarms.false_rate", {}).get("mean"))
     return f"{found}, with {counted(false, 'false alarm')} ({rate} of the clients' other rounds)"
 

@@ -200,6 +200,9 @@ NUMBERS: dict[str, Number] = {
         "Validation loss", PLAIN, "Loss on the validation rows, mean over the targets and the last five rounds.",
     ),
     "updates": Number("Updates accepted", COUNT, "How many answers of clients reached the bank, over all rounds."),
+    "warmup_updates": Number(
+        "Updates accepted in the warm-up", COUNT, "How many did so in the round 0 of methods that have one.",
+    ),
     "problems.rejected": Number(
         "Updates rejected", COUNT, "Answers that were not finite, or of a wrong size or weight; by client and round.",
     ),
@@ -254,6 +257,9 @@ _RECOVERY = {
     "recovered": ("Boundaries recovered from", COUNT, "At how many boundaries a loss of a point or more was regained."),
     "never": ("Boundaries never recovered from", COUNT,
               "At how many boundaries a loss was not regained within the step; these are in no mean."),
+    "not_known": ("Boundaries not known yet", COUNT,
+                  "At how many boundaries a loss was not regained when the run ended, before the step was over; these "
+                  "are in no mean."),
     "nothing_lost": ("Boundaries without a loss", COUNT, "At how many boundaries less than one point was lost."),
     "within_step": ("Rounds to 90 % of the step's gain", PLAIN,
                     "Rounds until 90 % of the gain from the first to the last measured round of the same step; what "
@@ -264,6 +270,7 @@ _ALARMS = {
     "changes": ("Changes of cluster", COUNT, "How often a client's true cluster became another one."),
     "detected": ("Changes noticed", COUNT, "Changes with an alarm of the client within five rounds."),
     "missed": ("Changes not noticed", COUNT, "Changes without an alarm within five rounds, or before the next one."),
+    "open": ("Changes not known yet", COUNT, "Changes without an alarm whose five rounds were not over."),
     "mean_delay": ("Rounds from a change to its alarm", PLAIN, "Mean over the changes noticed; 0 is the same round."),
     "false": ("False alarms", COUNT, "Alarms that are not the first within five rounds after a change."),
     "new_rows": ("False alarms at new rows", COUNT, "Those in a round with new rows of the same cluster."),

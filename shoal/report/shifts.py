@@ -27,7 +27,7 @@ DRAWN = {
     "truth": "drawn by the truth",
 }
 _MEAN, _DROP, _LEVEL = "recovery_rounds.changed.mean", "drop_after_shift.changed.after", "step_end_accuracy"
-_COUNTS = ("recovered", "never", "nothing_lost")
+_COUNTS = ("recovered", "never", "not_known", "nothing_lost")
 
 
 def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
@@ -90,12 +90,16 @@ def recovery_of(numbers: Mapping[str, Any], group: str = "changed") -> str:
     every = sum(counts.values())
     if not every:
         return ""
-    lossy = counts["recovered"] + counts["never"]
+    lossy, unknown = counts["recovered"] + counts["never"], counts["not_known"]
+    if not lossy and unknown:
+        what = "the step is" if unknown == 1 else "the steps are"
+        return f"whether the loss is regained is not known yet, as the run ends before {what} over"
     if not lossy:
         return "less than a point is lost at every boundary"
+    cut = f" (not known yet at {number(unknown)} more, where the run ends before the step is over)" if unknown else ""
     if not counts["recovered"]:
         where = "the one boundary" if lossy == 1 else f"any of {number(lossy)} boundaries"
-        return f"the loss is never regained within its step, at {where} with one"
+        return f"the loss is never regained within its step, at {where} with one{cut}"
     rounds = _rounds(numbers, group)
     said = f"90 % of the loss is regained after {rounds} round{'' if rounds == '1' else 's'}"
     said += " on average over the clients" if counts["recovered"] > 1 else ""
@@ -103,7 +107,7 @@ def recovery_of(numbers: Mapping[str, Any], group: str = "changed") -> str:
         said += "," if counts["recovered"] > 1 else ""
         said += f" at {number(counts['recovered'])} of {number(lossy)} boundaries, and never within its step at the "
         said += "other" if counts["never"] == 1 else "others"
-    return said
+    return said + cut
 
 
 def _rounds(numbers: Mapping[str, Any], group: str = "changed") -> str:
@@ -259,14 +263,12 @@ def _table(runs: Runs, comparison: Mapping[str, Any]) -> str:
 
 
 def _recovery(numbers: Mapping[str, Any]) -> str:
-    """``"3.5; never at 2 of 9"``, over all seeds."""
-    counts = [_total(numbers, f"recovery_rounds.changed.{name}") for name in _COUNTS]
-    if not sum(counts):
-        return "-"
-    if not counts[0] and not counts[1]:
-        return "nothing lost"
-    never = f"never at {counts[1]} of {counts[0] + counts[1]}" if counts[1] else ""
-    return "; ".join(part for part in (_rounds(numbers) if counts[0] else "", never) if part)
+    """``"3.5; never at 2 of 9; not known yet at 1"``, over all seeds."""
+    recovered, never, unknown, calm = (_total(numbers, f"recovery_rounds.changed.{name}") for name in _COUNTS)
+    parts = [_rounds(numbers)] if recovered else []
+    parts += [f"never at {never} of {recovered + never}"] if never else []
+    parts += [f"not known yet at {unknown}"] if unknown else []
+    return "; ".join(parts) or ("nothing lost" if calm else "-")
 
 
 def _boundaries(runs: Runs) -> str:

@@ -39,6 +39,8 @@ def untrained(variants: Mapping[str, Any]) -> list[str]:
             continue
         reason = f"; the first reason: {quoted(variant['first_problem'])}" if variant.get("first_problem") else ""
         which = f" with {name}" if name else ""
+        if any(values_of(variant["numbers"], "warmup_updates").get(seed) for seed in empty):
+            which += " after the warm-up"
         if len(empty) == len(updates):
             said.append(f"{NOTHING}{which}: no update was accepted in any round{reason}.")
         else:

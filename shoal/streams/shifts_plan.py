@@ -114,9 +114,10 @@ def first_rounds(steps: int, rounds_per_step: int, clients: int, stagger: Stagge
         if stagger < 0:
             raise ConfigError(f"stream.stagger: a number of rounds, 0 or more; got {stagger}")
         if steps > 1 and stagger + max(1, gradual) > rounds_per_step:
+            guilty = "gradual" if gradual > rounds_per_step else "stagger"  # the one that is too long by itself
             raise ConfigError(
-                f"stream.stagger: a change must be over before the next one: stagger + gradual, {stagger} + {gradual} "
-                f"rounds, must fit into rounds_per_step, {rounds_per_step}"
+                f"stream.{guilty}: a change must be over before the next one: stagger + gradual, {stagger} + {gradual} "
+                f"rounds, must fit into rounds_per_step, {rounds_per_step}; lower {guilty}, or raise rounds_per_step"
             )
         if stagger == 0:
             return usual

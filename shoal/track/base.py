@@ -8,6 +8,7 @@ from typing import Any, ClassVar, cast
 
 from .. import registry
 from ..config import Config
+from ..errors import ConfigError
 from ..metrics.base import Line
 
 
@@ -43,9 +44,19 @@ class Tracker:
 
 
 def check_tracker(config: Config) -> None:
-    """Raises `ConfigError` if the configuration's tracker cannot work here."""
+    """Raises `ConfigError` if the configuration's tracker is a class of another kind, or cannot work here.
+
+    What a function gives is known when the run begins: anything but a tracker is then left out with a warning.
+    """
     if config.track is not None:
-        check = getattr(registry.find("tracker", config.track["kind"]), "check", None)
+        kind = config.track["kind"]
+        target = registry.find("tracker", kind, "track.kind")
+        if isinstance(target, type) and getattr(target, "part", None) != Tracker.part:
+            raise ConfigError(
+                f"track.kind: {kind} is no tracker; a kind of tracker is a class derived from "
+                f"{registry.BASES[Tracker.part]}"
+            )
+        check = getattr(target, "check", None)
         if check is not None:
             check()
 
@@ -58,7 +69,7 @@ class Guard:
         self._tracker: Tracker | None = None
         settings = config.track
         if settings is not None:
-            self._tried(lambda: self._set(registry.build("tracker", settings, folder, config)))
+            self._tried(lambda: self._set(registry.build("tracker", settings, folder, config, where="track")))
 
     def _set(self, tracker: Any) -> None:
         self._tracker = cast("Tracker", tracker)

@@ -145,6 +145,50 @@ def test_gates_step_by_step() -> None:
     assert usual(fourth) == pytest.approx([0.7 * 2.58 + 0.3 * 3.3, 0.7 * 4.8 + 0.3 * 6, 193])
 
 
+def test_a_late_concept_gets_no_gate_that_others_fit_through() -> None:
+    rule = made("gated")
+    # 1 is a new concept, whose clients trained from the model at 0: it claims the one at 81, which is 80 away.
+    past = on_a_line("gated", [1.0], [0.0, 81.0])
+    late = on_a_line("gated", [-1.0, 1.0], [0.0, 81.0], past.numbers)
+    assert (late.models, late.fates, usual(late)) == ((0, 1), ("accepted", "claimed"), [1, 80])
+    assert late.claims == {1: 1}
+    settled = rule.settled(late, {1: 1.0})
+    assert usual(settled) == [1, 1]
+    assert (settled.models, settled.fates) == (late.models, late.fates)
+    assert usual(late) == [1, 80]
+    # The concept is missing, and another cluster lies 3 from its model: outside 1.5, inside 120.
+    for before, fate in ((settled, "rejected"), (late, "accepted")):
+        assert on_a_line("gated", [-1.5, 4.0], [-1.0, 1.0], before.numbers).fates == ("accepted", fate)
+    # It is there again, 1.4 away.
+    back = on_a_line("gated", [-1.5, 2.4], [-1.0, 1.0], settled.numbers)
+    assert (back.models, usual(back)) == ((0, 1), pytest.approx([0.7 + 0.3 * 0.5, 0.7 + 0.3 * 1.4]))
+
+
+def test_a_first_update_narrows_its_gate_and_never_widens_it() -> None:
+    rule = made("gated")
+    first = on_a_line("gated", [3.0, -2.0], [0.0, 0.0, 0.0])
+    assert usual(first) == [3, 2, 0]
+    for likely, expected in (
+        ({0: 3.0, 1: 2.0}, [3, 2, 0]),
+        ({0: 9.0, 1: 0.5}, [3, 0.5, 0]),
+        ({0: 0.0, 1: np.inf}, [3, 2, 0]),
+    ):
+        assert usual(rule.settled(first, likely)) == expected
+    # Only first updates are looked at; a distance of 0 says nothing as before.
+    second = on_a_line("gated", [3.0, -2.0], [0.0, 0.0, 0.0], first.numbers)
+    assert usual(rule.settled(second, {})) == usual(second)
+    still = on_a_line("gated", [0.0], [0.0])
+    assert usual(rule.settled(still, {0: 0.0})) == [0]
+    # What a rejected cluster widened stays wider (4 * 1.2), and sizes stay corrected.
+    widened = on_a_line("gated", [5.0, 4.0, 7.0], [0.0])
+    assert usual(rule.settled(widened, {1: 1.0})) == pytest.approx([1.2])
+    sized = {"kind": "gated", "size_corrected": True}
+    assert usual(made(sized).settled(on_a_line(sized, [80.0], [0.0], sizes=[4]), {0: 1.0})) == [2]
+    for other in ("paper", "nearest", "one-to-one"):
+        found = on_a_line(other, [80.0], [0.0])
+        assert made(other).settled(found, {0: 1.0}) is found
+
+
 def test_clusters_that_are_left_over_join_the_nearest_model_inside_its_gate() -> None:
     past = on_a_line("gated", [10.0, 90.0], [0.0, 100.0]).numbers
     found = on_a_line("gated", [5.0, -12.0, 98.0, -20.0, 50.5], [0.0, 100.0], past)

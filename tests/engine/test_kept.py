@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shoal.data.dataset import Dataset
-from shoal.engine import features
+from shoal.engine import features, one_torch_thread
 from shoal.engine.batches import Batches, Scratch
 from shoal.engine.features import Kept
 from shoal.engine.kernel import Kernel
@@ -24,6 +25,13 @@ from shoal.randomness import Moment, generator
 from shoal.requests import Fit, Optimizer, Served
 
 ROWS, CPU = 600, torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in a run; on a busy machine two threads mostly wait for each other."""
+    with one_torch_thread():
+        yield
 
 
 def images() -> Dataset:

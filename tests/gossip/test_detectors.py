@@ -101,7 +101,7 @@ def test_settings_that_make_no_sense(settings: dict[str, object], message: str) 
 
 def test_without_river_the_way_to_get_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "river", None)
-    with pytest.raises(ConfigError, match=r"pip install 'shoal\[detect\]'"):
+    with pytest.raises(ConfigError, match=r"^detector\.kind: river needs .* pip install 'shoal\[detect\]'"):
         made("river")
 
 

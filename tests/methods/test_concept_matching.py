@@ -11,6 +11,9 @@ import torch
 from clustered_lab import CLASSES, ROWS, Plan, built, data_of, descended, like, loss, perfect, play, same_models
 
 from shoal.errors import ConfigError
+from shoal.messages import Assignment, Client
+from shoal.methods.base import Program
+from shoal.methods.clustered_matching import ConceptMatching
 from shoal.methods.clustered_memory import learnt, placed
 from shoal.streams.base import Holding
 
@@ -27,6 +30,15 @@ class Alike(Plan):
 
     def holding(self, client: int, round: int) -> Holding:
         return super().holding(0, round)
+
+
+class Failing(ConceptMatching):
+    """Client 0 fails in the first round."""
+
+    def train(self, given: Assignment, client: Client) -> Program:
+        if client.id == 0 and client.when.round == 1:
+            raise RuntimeError("no power")
+        return (yield from super().train(given, client))
 
 
 def good(order: tuple[int, ...] = (0, 1, 2), size: float = 2.0) -> dict[str, np.ndarray]:
@@ -55,17 +67,27 @@ def test_everyone_trains_the_model_with_the_lowest_loss_and_each_is_the_mean_of_
         np.testing.assert_allclose(run.bank[key].vector, expected, atol=tolerance)
 
 
+class Misled(Plan):
+    """The first two rows of every client are of the next concept."""
+
+    def holding(self, client: int, round: int) -> Holding:
+        held = super().holding(client, round)
+        rows = held.train.clone()
+        rows[:2] = (rows[:2] + ROWS) % (CLASSES * ROWS)
+        return replace(held, train=rows)
+
+
 def test_only_the_first_rows_are_compared() -> None:
-    """Of client 0 the first row is of another concept: one row misleads it, all rows do not."""
+    """One or two rows mislead everyone; with more the client's own concept has the majority."""
     models = good()
-    for rows, chosen in ((1, None), (None, "concept/0")):
-        run = play(method(rows=rows), state=like(method(), models, rounds=1), rounds=1)
+    misled = {"kind": "test_concept_matching:Misled", "sizes": SIZES, "plan": [[0, 1, 2, 0, 1, 2]]}
+    for rows, away in ((1, 1), (2, 1), (12, 0), (None, 0)):
+        run = play(method(rows=rows), state=like(method(), models, rounds=1), stream=misled, rounds=1)
         for client in range(6):
+            assert run.answered[0][client].parts.keys() == {KEYS[(client + away) % 3]}
             x, y = data_of(run, client, 1)
             losses = [loss(w, x[:rows], y[:rows]) for w in models.values()]
-            assert run.answered[0][client].parts.keys() == {KEYS[int(np.argmin(losses))]}
-        if chosen is not None:
-            assert run.answered[0][0].parts.keys() == {chosen}
+            assert int(np.argmin(losses)) == (client + away) % 3
 
 
 def test_a_model_whose_loss_is_not_finite_is_not_chosen() -> None:
@@ -97,6 +119,34 @@ def test_the_model_of_a_concept_that_is_missing_is_left_alone(present: tuple[int
     before, after = run.states[-2].bank, run.bank
     assert after[key] is before[key]
     assert sum(after[k] is not before[k] for k in after.entries) == 2
+
+
+@pytest.mark.parametrize("concepts", [3, "auto"])
+@pytest.mark.parametrize("lr", [1.0, 0.25])
+def test_the_gate_of_a_late_concept_follows_what_its_clients_did(concepts: Any, lr: float) -> None:
+    """They trained from the models of other concepts, and their cluster claims one that is far away from these."""
+    models = {"concept/0": perfect(0, 0.1), "concept/1": perfect(1, 0.1), "concept/2": perfect(2, -20.0)}
+    known = torch.tensor([True, True, False])
+    memory = {"matching/claimed": known, "matching/usual": 2.0 * known.double()}
+    wanted = method(concepts=concepts, server={"kind": "sgd", "lr": lr})
+    parts: dict[str, Any] = {"rounds": 1, "stream": {"sizes": [20] * 6, "plan": [[0, 1, 2, 0, 1, 2]]}}
+    run = play(wanted, state=like(wanted, models, memory, **parts), **parts)
+    (told,) = run.decided()
+    assert (told["models"], told["fates"]) == (list(models), ["accepted", "accepted", "claimed"])
+    choices = [choice for choice, label in zip(told["choices"], told["labels"], strict=True) if label == 2]
+    assert "concept/2" not in choices
+    answers = [run.answered[0][client].parts[key].vector for client, key in zip((2, 5), choices, strict=True)]
+    mean = np.mean([vector.double().numpy() for vector in answers if vector is not None], axis=0)
+    moved = np.abs(mean - np.mean([models[key] for key in choices], axis=0)).sum()
+    left = np.abs(mean - run.bank["concept/2"].vector.double().numpy()).sum()
+    usual = told["kept"]["usual"][2]
+    np.testing.assert_allclose(usual, min(moved + left, told["distances"][2][2]), rtol=1e-5)
+    assert run.bank.memory["matching/usual"].tolist() == [*told["kept"]["usual"], *[0.0] * (concepts == "auto")]  # type: ignore[union-attr]
+    if lr == 1:
+        assert usual < 5 < 50 < told["distances"][2][2]
+    else:  # three quarters of the way are left, which a model that is born has begun where its clients did
+        way = moved if concepts == "auto" else told["distances"][2][2]
+        np.testing.assert_allclose(left, 0.75 * way, rtol=1e-4)
 
 
 def test_clients_that_are_the_same_are_one_cluster_whose_mean_they_are() -> None:
@@ -254,7 +304,22 @@ def test_what_is_learnt_of_tasks() -> None:
     assert follow([[a], [a], [b]], 2) == {"last": b, "rounds": 1, "entry": a}
     assert follow([[a], [a], [b], [b]], 2) == {"last": b, "rounds": 2, "entry": b}
     assert follow([[None]], 1) is None
+
+
+def test_true_concepts_that_appear_together_are_placed_by_size() -> None:
     assert placed({"matching-truths": ["9"]}, [3, 9, "west"]) == {"9": 0, "3": 1, "west": 2}
+    assert list(placed({}, [10, 2, 33, 2])) == ["2", "10", "33"]
+    assert list(placed({}, ["10", "2", "a10", "-3", "a2", 0])) == ["-3", "0", "2", "10", "a10", "a2"]
+    assert list(placed({"matching-truths": ["10", "west"]}, ["2", "1", "10"])) == ["10", "west", "1", "2"]
+
+
+def test_an_oracle_keeps_the_model_of_a_concept_whose_first_answer_did_not_come() -> None:
+    """Client 0 alone meets concept 0, and fails in the first round."""
+    told = method(client_matching="oracle", server_matching="choices", kind="test_concept_matching:Failing")
+    run = play(told, stream={"plan": [[0, 1, 2, 2, 1, 2]]}, rounds=3, clean=False)
+    assert [sorted(given) for given in run.answered] == [[1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]]
+    for given in run.assigned:
+        assert [given[client].keys[0] for client in range(6)] == [f"concept/{k}" for k in (0, 1, 2, 2, 1, 2)]
 
 
 def test_an_oracle_gives_every_true_concept_a_model_and_says_so() -> None:

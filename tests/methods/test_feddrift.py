@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -240,6 +241,24 @@ def test_a_learners_numbers_stay_with_their_model() -> None:
         own = [state[f"control/{key}"] for state in run.states[-1].clients.values() if f"control/{key}" in state]
         total = sum((c for c in own if isinstance(c, torch.Tensor)), torch.zeros(12))
         torch.testing.assert_close(total / 6, entry.extra["control/c"], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("keep_rows", [True, False])
+@pytest.mark.parametrize("lost", [{}, {"feddrift/rows/1": torch.empty(0, dtype=torch.int64)}])
+def test_who_has_lost_the_rows_of_the_step_before_fails_in_words(lost: dict[str, Any], keep_rows: bool) -> None:
+    plan = [[0] * 6, [0] * 6, [1] * 6]
+    parts: dict[str, Any] = {"stream": {"plan": plan, "lasting": 2}}
+    wanted = method(step=2, eager=True, keep_rows=keep_rows)
+    before = play(wanted, rounds=4, **parts).states[-1]
+    broken = replace(before, clients={**before.clients, 3: lost})
+    run = play(wanted, state=broken, rounds=5, clean=False, **parts)
+    (failed,) = run.told("failed")
+    assert failed["client"] == 3
+    # The first one that is missing: all are needed where they are trained on, else the last one.
+    assert f"client 3 has kept none of time step {0 if keep_rows else 1}" in failed["reason"]
+    # The others found what they were trained on, and that the concept is another one.
+    assert run.decided()[0]["drifted"] == [0, 1, 2, 4, 5]
+    assert play(wanted, state=before, rounds=5, **parts).decided()[0]["drifted"] == list(range(6))
 
 
 # ---- distances and joins ------------------------------------------------------------------------------------

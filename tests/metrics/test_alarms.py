@@ -28,14 +28,18 @@ class Timed(FakeStream):
         return sum(first <= round for first in self.fresh)
 
 
-def play(stream: Timed, *alarms: str) -> list[dict[str, Any]]:
-    """A line per round; ``alarms[client]`` has ``!`` for an alarm, ``.`` for none and a space for no update."""
+def play(stream: Timed, *alarms: str, ends: bool = True) -> list[dict[str, Any]]:
+    """A line per round; ``alarms[client]`` has ``!`` for an alarm, ``.`` for none and a space for no update.
+
+    ``ends``: the run is over with these rounds.
+    """
     measure, memory, lines = Alarms(context(stream)), {}, []
     for round in range(1, len(alarms[0]) + 1):
         here = {c: marks[round - 1] for c, marks in enumerate(alarms) if marks[round - 1] != " "}
         told = [Update({}, 1.0, note={"alarm": mark == "!"}, client=c) for c, mark in here.items()]
         view = seen(round, truths={c: stream.holding(c, round).truth for c in here})
-        found, memory = measure.observe(replace(view, accepted=told), memory)
+        view = replace(view, accepted=told, last=ends and round == len(alarms[0]))
+        found, memory = measure.observe(view, memory)
         lines += [{"round": round, **line} for line in found]
     return lines
 
@@ -67,6 +71,23 @@ def test_false_alarms() -> None:
     assert [line["false"] for line in lines] == [0, 1, 0, 1, 1, 0, 0, 0, 1, 0]
     assert (found["detected"], found["missed"], found["false"], found["new_rows"]) == (1, 1, 4, 1)
     assert found["false_rate"] == pytest.approx(4 / (30 - 2))
+
+
+def test_changes_whose_five_rounds_are_not_over_are_neither_noticed_nor_missed() -> None:
+    def counts(clusters: str, alarms: str, ends: bool = True) -> tuple[int, ...]:
+        found = totals(play(Timed([clusters, "a" * len(clusters)]), alarms, "." * len(clusters), ends=ends))
+        return tuple(found[name] for name in ("changes", "detected", "missed", "open"))
+
+    assert counts("aabbbb", "......") == (1, 0, 0, 1)  # four rounds after the change, its own included
+    assert counts("aabbbbb", ".......") == (1, 0, 1, 0)  # five
+    assert counts("aabbbbb", ".......", ends=False) == (1, 0, 0, 1)  # the next round tells
+    assert counts("aabbbbbb", "........", ends=False) == (1, 0, 1, 0)
+    assert counts("aabbbbbb", "........") == (1, 0, 1, 0)  # not twice
+    assert counts("aabbbbb", "......!") == (1, 1, 0, 0)
+    assert counts("aabb", "..!.") == (1, 1, 0, 0)
+    assert counts("aabbbbb", "...    ") == (1, 0, 1, 0)  # changed, and was not heard of again
+    assert counts("aabcc", ".....") == (2, 0, 1, 1)
+    assert counts("aaaa", "....") == (0, 0, 0, 0)
 
 
 def test_a_change_that_follows_another_ends_the_wait_for_it() -> None:

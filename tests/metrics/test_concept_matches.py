@@ -91,6 +91,8 @@ def test_a_round_has_its_index_and_who_trained_and_updated_what() -> None:
             {"concept": 2, "cluster": 1, "model": None, "fate": "rejected", "pairs": [["b", None, 2]]},
             {"concept": 7, "cluster": 0, "model": "a", "fate": "merged", "pairs": [["a", None, 1], ["a", "a", 2]]},
         ],
+        "lost": [2],  # its cluster never updated b
+        "duplicated": {},
     }  # fmt: skip
 
 
@@ -165,6 +167,25 @@ def test_of_a_method_that_tells_nothing_the_choices_are_the_clusters() -> None:
 )
 def test_methods_without_a_choice_of_whole_models_have_no_lines(look: dict[str, Any]) -> None:
     assert observed(Telling(), concepts(0, 1), **look) == []
+
+
+def test_lost_concepts_and_spare_models_are_those_that_are_known_by_then() -> None:
+    rounds: list[tuple[dict[str, Any], Any]] = [
+        # Both concepts update a; b and c are not there yet.
+        (clusters("aaa", [0, 0, 0], ["a"], ["accepted"]), ([7], {})),
+        # Votes of 7: 2 for a, 2 for b, the later ones; it has one of its own.
+        (clusters("aab", [0, 0, 1], ["a", "b"], ["accepted"] * 2), ([], {})),
+        # c is updated by clients of 2, whose model is a by 8 votes to 2 and then 6.
+        (clusters("ccb", [0, 0, 1], ["c", "b"], ["accepted"] * 2), ([], {"c": 2})),
+        (clusters("ccb", [0, 0, 1], ["c", "b"], ["accepted"] * 2, joined={"c": "a"}), ([], {})),
+    ]
+    memory: Any = {}
+    for round, (told, expected) in enumerate(rounds, start=1):
+        measure = Concepts(context(method=Telling(told)))
+        look: dict[str, Any] = {"trained": {"a": (0, 1, 2)}, "after": bank(a=1.0, b=2.0, c=3.0)}
+        lines, memory = measure.observe(seen(round, truths=concepts(2, 2, 7), **look), memory)
+        assert (lines[1]["lost"], lines[1]["duplicated"]) == expected
+        memory = json.loads(json.dumps(memory))  # as in a checkpoint
 
 
 # ---- a run ------------------------------------------------------------------------------------------------------
@@ -328,7 +349,8 @@ def test_runs_of_real_methods_are_counted_from_what_they_tell(method: dict[str, 
     held = {x["round"]: x["held"]["concept"] for x in lines if x.get("record") == "round"}
     told = {x["round"]: x for x in lines if x.get("record") == "clusters"}
     assert sorted(told) == [1, 2, 3, 4]
-    for line in [x for x in lines if x.get("record") == "concepts"]:
+    records = [x for x in lines if x.get("record") == "concepts"]
+    for line in records:
         record = told[line["round"]]
         of = {client: int(k) for k, clients in held[line["round"]].items() for client in clients}
         counted = Counter(
@@ -340,6 +362,8 @@ def test_runs_of_real_methods_are_counted_from_what_they_tell(method: dict[str, 
     summary = result.summary
     assert summary["ari_rounds"] == 4
     assert summary["concepts_found"] + summary["concepts_lost"] == summary["concepts_met"] == 2
+    assert len(records[-1]["lost"]) == summary["concepts_lost"]
+    assert len(records[-1]["duplicated"]) == summary["models_duplicated"]
     if method.get("client_matching") == "oracle":
         assert summary["ari_mean"] == summary["concept_matching_accuracy"]["strict"] == 1.0
         assert summary["concepts_lost"] == summary["models_duplicated"] == 0

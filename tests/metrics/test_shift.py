@@ -122,7 +122,36 @@ def test_never_recovered_is_said_and_no_number() -> None:
     # Within the step it is at its own end in the second round; of the loss of .6 only a third comes back.
     assert (found["recovery"], found["recovery_round"], found["within_step"]) == ("never", None, 2)
     summary = Shift.summarise(lines)["recovery_rounds"]["changed"]
-    assert summary == {"mean": None, "recovered": 0, "never": 1, "nothing_lost": 0, "within_step": 2}
+    assert summary == {"mean": None, "recovered": 0, "never": 1, "not_known": 0, "nothing_lost": 0, "within_step": 2}
+
+
+def test_what_a_step_that_the_run_cuts_short_would_have_become_is_not_known() -> None:
+    # Five rounds, then four: client 0 has not made up for its loss, client 1 has lost nothing.
+    swap = Moving([[0, 1], [0, 0]], [[6]] * 2)
+    series = [[0.9] * 5 + [0.3, 0.4, 0.5, 0.6], [0.5] * 9]
+    lines = play(swap, series)
+    found = record(lines, 5, "changed")
+    assert (found["recovery"], found["recovery_round"], found["within_step"]) == ("not known yet", None, None)
+    assert (found["drops"]["after"], found["last"]) == (pytest.approx(-0.6), 0.6)
+    assert record(lines, 5, "stayed")["recovery"] == "nothing lost"
+    told = Shift.summarise(lines)["recovery_rounds"]["changed"]
+    assert told == {"mean": None, "recovered": 0, "never": 0, "not_known": 1, "nothing_lost": 0, "within_step": None}
+    # A loss that is regained is, whenever the run ends; and with a fifth round the step is over.
+    back = record(play(swap, [[0.9] * 5 + [0.3, 0.9], [0.5] * 7]), 5, "changed")
+    assert (back["recovery"], back["recovery_round"]) == ("recovered", 2)
+    over = record(play(swap, [[*series[0], 0.6], [0.5] * 10]), 5, "changed")
+    assert (over["recovery"], over["within_step"]) == ("never", 4)
+
+
+def test_steps_before_the_last_are_over_whenever_the_run_ends() -> None:
+    stream = Moving([[0, 1, 0]], [[4, 7]])
+    lines = play(stream, [[0.9] * 3 + [0.2] * 3 + [0.1]])
+    assert [record(lines, boundary, "changed")["recovery"] for boundary in (3, 6)] == ["never", "not known yet"]
+    # Staggered: the client that is late is still in the step before, which goes on to its own change.
+    late = Moving([[0, 1, 0], [0, 1, 0]], [[4, 7], [6, 9]], boundaries=(3, 6))
+    lines = play(late, [[0.9] * 3 + [0.2] * 5, [0.9] * 5 + [0.2] * 3])
+    found = {line["boundary"]: line["recovery"] for line in lines if line["group"] == "changed"}
+    assert found == {3: "never", 5: "not known yet", 6: "nothing lost"}
 
 
 def test_stages_are_measured_from_the_end_of_the_step_before() -> None:
@@ -160,6 +189,7 @@ def test_boundaries_count_by_their_clients() -> None:
         "mean": pytest.approx(5.0),
         "recovered": 2,
         "never": 1,
+        "not_known": 0,
         "nothing_lost": 0,
         "within_step": pytest.approx(37 / 13),
     }

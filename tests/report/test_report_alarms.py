@@ -65,6 +65,21 @@ def test_the_other_sentences(tmp_path: Path) -> None:
             ),
             ({"changes": 0, "detected": 0, **none}, still),
             ({"detected": 0, **none}, f"Clients notice 0 of 4 changes of their cluster{calm}"),
+            (
+                {"open": 1, "mean_delay": 0.0, "false": 0},
+                "Clients notice 2 of 3 changes of their cluster, in the same round (not known yet of one more, whose "
+                f"five rounds are not over){calm}",
+            ),
+            (
+                {"detected": 0, "missed": 0, "open": 4, **none},
+                "It is not known yet whether clients notice any of 4 changes of their cluster, whose five rounds are "
+                "not over, and there is no false alarm.",
+            ),
+            (
+                {"changes": 1, "detected": 0, "missed": 0, "open": 1, "mean_delay": None},
+                "It is not known yet whether clients notice the one change of a cluster, whose five rounds are not "
+                "over, with one false alarm (1.2 % of the clients' other rounds).",
+            ),
         ]
     ):
         folder = write_run(tmp_path / str(place), **{**SETTING, "summary": summary(**numbers)})

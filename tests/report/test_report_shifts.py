@@ -40,8 +40,8 @@ def matrix(round: int, clusters: list[int | None], values: Any, **more: Any) -> 
     return {"round": round, "record": "similarity", "clients": clients, "clusters": clusters, "values": values, **more}
 
 
-def summary(drop: float = -0.05, mean: float | None = 3.0, counts: tuple[int, int, int] = (1, 0, 0)) -> dict[str, Any]:
-    rounds = dict(zip(("recovered", "never", "nothing_lost"), counts, strict=True))
+def summary(drop: float = -0.05, mean: float | None = 3.0, counts: tuple[int, ...] = (1, 0, 0)) -> dict[str, Any]:
+    rounds = dict(zip(("recovered", "never", "nothing_lost", "not_known"), counts, strict=False))
     return {
         "drop_after_shift": {"changed": {"after": drop, "before": -0.8}, "stayed": {"after": 0.004}},
         "recovery_rounds": {"changed": {"mean": mean, **rounds, "within_step": 3.0}},
@@ -100,9 +100,15 @@ def test_one_run_opens_with_drop_recovery_level_and_purity(tmp_path: Path) -> No
         ((0, 1, 1), None, "the loss is never regained within its step, at the one boundary with one"),
         ((0, 0, 3), None, "less than a point is lost at every boundary"),
         ((0, 0, 0), None, ""),
+        ((0, 0, 1, 1), None, "whether the loss is regained is not known yet, as the run ends before the step is over"),
+        ((0, 0, 0, 2), None, "whether the loss is regained is not known yet, as the run ends before the steps are over"),
+        ((0, 2, 0, 1), None, "the loss is never regained within its step, at any of two boundaries with one (not known "
+                             "yet at one more, where the run ends before the step is over)"),
+        ((1, 1, 0, 2), 4.0, "90 % of the loss is regained after 4 rounds at one of two boundaries, and never within its "
+                            "step at the other (not known yet at two more, where the run ends before the step is over)"),
     ],
 )  # fmt: skip
-def test_recovery_in_words(tmp_path: Path, counts: tuple[int, int, int], mean: float | None, said: str) -> None:
+def test_recovery_in_words(tmp_path: Path, counts: tuple[int, ...], mean: float | None, said: str) -> None:
     run = write_run(tmp_path / "run", **{**SETTING, "summary": summary(-0.05, mean, counts)})
     (variant,) = compare_runs(read(run))["variants"].values()
     assert recovery_of(variant["numbers"]) == said
@@ -128,8 +134,21 @@ def test_several_variants_have_the_drop_beside_the_level(tmp_path: Path) -> None
     assert "Shift by shift" not in section(text)
 
 
+@pytest.mark.parametrize(
+    ("counts", "mean", "said"),
+    [
+        ((2, 1, 0, 1), 3.5, "3.5; never at 1 of 3; not known yet at 1"),
+        ((0, 0, 2, 1), None, "not known yet at 1"),
+        ((0, 0, 2, 0), None, "nothing lost"),
+    ],
+)
+def test_rounds_to_recover_in_the_table(tmp_path: Path, counts: tuple[int, ...], mean: float | None, said: str) -> None:
+    text = page(read(write_run(tmp_path / "run", **{**SETTING, "summary": summary(-0.05, mean, counts)})))
+    assert dict(cells(text, "Level, drop, recovery and contacts"))["Rounds to recover"] == said
+
+
 def test_shift_by_shift_never_recovered_is_a_word(tmp_path: Path) -> None:
-    lines = [*LINES, shift(6, "changed", -0.3, "never")]
+    lines = [*LINES, shift(6, "changed", -0.3, "never"), shift(7, "changed", -0.3, "not known yet")]
     text = page(read(write_run(tmp_path / "run", **{**SETTING, "more": lines})))
     _, *rows = cells(text, "Shift by shift")
     assert [row[:3] + row[5:6] + row[-1:] for row in rows] == [
@@ -137,6 +156,7 @@ def test_shift_by_shift_never_recovered_is_a_word(tmp_path: Path) -> None:
         ["after round 4", "clients that changed", "4", "-5.0", "3"],
         ["after round 4", "clients that stayed", "4", "+1.0", "nothing lost"],
         ["after round 6", "clients that changed", "4", "-30.0", "never"],
+        ["after round 7", "clients that changed", "4", "-30.0", "not known yet"],
     ]
 
 

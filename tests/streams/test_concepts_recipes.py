@@ -1,6 +1,7 @@
 """The recipes of concepts: all variants resolve, the concepts are those of the paper, and a short run on real data."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import yaml
 import shoal
 from shoal.data.arrays import from_arrays
 from shoal.loading import expand, load, overridden, recipes
-from shoal.registry import build
+from shoal.registry import PARTS, build
 from shoal.setup import build_stream, resolve_config
 from shoal.streams.concepts import ConceptStream
 
@@ -48,6 +49,64 @@ def test_the_small_ones_share_their_data() -> None:
     for raw in small[1:]:
         assert (raw["data"], raw["rounds"]) == (small[0]["data"], small[0]["rounds"])
         assert raw["stream"] == small[0]["stream"]
+
+
+TABLES = ("clients", "clusterers", "distances", "width")
+
+
+def test_the_super_ones_share_their_data_and_are_the_papers_own_method() -> None:
+    whole = load("concepts-super")
+    assert [name for name in NAMES if name.startswith("concepts-super-")] == [f"concepts-super-{t}" for t in TABLES]
+    for table in TABLES:
+        raw, small = load(f"concepts-super-{table}"), load(f"concepts-small-{table}")
+        for part in ("data", "stream", "rounds", "seeds", "local", "evaluate", "model"):
+            assert raw[part] == whole[part]
+        assert raw["method"] == whole["variants"]["concept-matching-paper"]["method"]
+        assert raw["variants"].keys() == small["variants"].keys()
+        assert "not tried" in raw["description"].lower()
+        assert "concepts-super" in raw["description"]
+        for single in expand(raw):
+            config = resolve_config(single.raw)
+            assert config.method["rows"] is None
+            assert config.method["matching"]["start"] == "independent"
+
+
+@pytest.mark.parametrize("size", ["small", "super"])
+def test_a_table_changes_one_thing(size: str) -> None:
+    found: dict[str, list[Any]] = {}
+    for table in TABLES:
+        configs = [
+            resolve_config(single.raw) for single in expand(load(f"concepts-{size}-{table}")) if single.seed == 0
+        ]
+        for config in configs:
+            # The first variant of "clients" has the settings of the others.
+            method = {**config.method, "clusterer": None, "distance": None, "matching": None}
+            assert {**config.model, "width": None} == {**configs[0].model, "width": None}
+            found.setdefault("rest", []).append(method)
+            found.setdefault(f"clusterer {table}", []).append(config.method["clusterer"]["kind"])
+            found.setdefault(f"distance {table}", []).append(config.method["distance"])
+            found.setdefault(f"corrected {table}", []).append(config.method["matching"]["size_corrected"])
+            found.setdefault(f"clients {table}", []).append(config.stream["clients"])
+            found.setdefault(f"width {table}", []).append(config.model["width"])
+    assert all(method == found["rest"][0] for method in found["rest"])
+    assert found["clients clients"] == [20, 40, 80]
+    one = 1.0 if size == "super" else 0.5
+    assert found["width width"] == pytest.approx([0.8 * one, one, 1.2 * one])
+    assert sorted(found["clusterer clusterers"]) == sorted(PARTS["clusterer"])
+    assert found["distance distances"] == ["manhattan", "manhattan", "euclidean", "chebyshev", "minkowski", "cosine"]
+    assert found["corrected distances"] == [False, True, False, False, False, False]
+    for name, table in (("clusterer", "clusterers"), ("distance", "distances"), ("corrected", "distances"),
+                        ("clients", "clients"), ("width", "width")):  # fmt: skip
+        for other in TABLES:
+            assert other == table or len(set(found[f"{name} {other}"])) == 1
+
+
+def test_the_small_tables_say_how_they_differ_from_the_paper() -> None:
+    for table in TABLES:
+        raw = load(f"concepts-small-{table}")
+        assert (raw["method"]["matching"], raw["method"]["rows"]) == ({"kind": "paper"}, 64)
+        assert "start identical" in " ".join(raw["description"].split())
+        assert "64 rows" in " ".join(raw["description"].split())
 
 
 def test_the_wide_rival_has_as_many_parameters_as_five_models() -> None:

@@ -98,7 +98,7 @@ def test_a_run_that_trained_in_its_warm_up_alone_fails_too(here: Path, shoal: Sh
     assert "ZeroDivisionError: nothing left" in line
     assert RunFolder(here / "a").summary()["warmup_updates"] == 4
     # Its models are those of the warm-up, and no untrained ones.
-    assert library.predict("a", np.zeros((1, 64)), entry="client/0").attrs["notes"] == []
+    assert library.predict("a", np.zeros((1, 8, 8), np.uint8), entry="client/0").attrs["notes"] == []
     said = shoal("run", "small.yaml", *settings[:2], "rounds=0", "--out", "b")
     assert (said.code, "Nothing was trained" in said.out) == (0, False)
     assert RunFolder(here / "b").summary()["updates"] == 4

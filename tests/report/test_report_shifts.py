@@ -101,11 +101,13 @@ def test_one_run_opens_with_drop_recovery_level_and_purity(tmp_path: Path) -> No
         ((0, 0, 3), None, "less than a point is lost at every boundary"),
         ((0, 0, 0), None, ""),
         ((0, 0, 1, 1), None, "whether the loss is regained is not known yet, as the run ends before the step is over"),
-        ((0, 0, 0, 2), None, "whether the loss is regained is not known yet, as the run ends before the steps are over"),
+        ((0, 0, 0, 2), None, "whether the loss is regained is not known yet, as the run ends before the steps "
+                             "are over"),
         ((0, 2, 0, 1), None, "the loss is never regained within its step, at any of two boundaries with one (not known "
                              "yet at one more, where the run ends before the step is over)"),
-        ((1, 1, 0, 2), 4.0, "90 % of the loss is regained after 4 rounds at one of two boundaries, and never within its "
-                            "step at the other (not known yet at two more, where the run ends before the step is over)"),
+        ((1, 1, 0, 2), 4.0, "90 % of the loss is regained after 4 rounds at one of two boundaries, and never within "
+                            "its step at the other (not known yet at two more, where the run ends before the step is "
+                            "over)"),
     ],
 )  # fmt: skip
 def test_recovery_in_words(tmp_path: Path, counts: tuple[int, ...], mean: float | None, said: str) -> None:

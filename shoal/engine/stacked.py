@@ -132,12 +132,13 @@ def _model_of(request: Request | None) -> str:
 
 def _origin(data: Dataset) -> Hashable:
     """What tells apart data sets whose rows give other batches; equal for the data of two runs of one sweep."""
+    tensors = (data.targets, data.label_maps, data.values, data.scale, data.offset)
     return (
         data.fingerprint,
         data.features.data_ptr(),
         data.transforms,
         data.peak,
-        *(None if t is None else _digest(t) for t in (data.targets, data.label_maps, data.values, data.scale, data.offset)),
+        *(None if t is None else _digest(t) for t in tensors),
     )
 
 

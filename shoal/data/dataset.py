@@ -5,12 +5,16 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from .members import Members
 
 TRANSFORMS: dict[str, Callable[[Tensor], Tensor]] = {
     # Moves of pixels, on images [rows, height, width, channels]; exact in every bit.
@@ -48,6 +52,9 @@ class Dataset:
     the source it is ``values * value_scale + value_offset`` (float64, see `in_units`). Its rows are all of one class,
     ``("all",)``.
 
+    With ``members`` the rows are kept in several data sets with shapes and normalisations of their own; ``features`` is
+    then ``[rows, 0]``, and ``scale`` and ``offset`` are empty. Labels, targets and splits are those of the whole.
+
     A row index ``r`` means base row ``r % len(labels)`` under transform ``r // len(labels)``, so a task of
     rotated images costs no memory. Base rows in ``train`` and ``test`` never overlap.
     """
@@ -77,6 +84,7 @@ class Dataset:
     """What the source did that a user should know: rows that were skipped, values that were filled in."""
     reader: Mapping[str, Any] = field(default_factory=dict)
     """How raw rows become features, as JSON: what ``shoal predict`` needs to read further rows the same way."""
+    members: Members | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -94,15 +102,45 @@ class Dataset:
     @property
     def is_image(self) -> bool:
         """Whether the rows are images (4-d features)."""
-        return self.features.dim() == 4
+        return self.members is not None or self.features.dim() == 4
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one input: ``(channels, height, width)`` or ``(features,)``."""
+        """The shape of one input: ``(channels, height, width)`` or ``(features,)``.
+
+        Raises `ConfigError` where members have different ones; `shape_of` gives that of some rows.
+        """
+        if self.members is not None:
+            return self.members.shape()
         if self.is_image:
             _, height, width, channels = self.features.shape
             return (channels, height, width)
         return (int(self.features.shape[1]),)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the rows are."""
+        return self.labels.device
+
+    def part(self, rows: Tensor) -> tuple[Dataset, Tensor]:
+        """The data set that keeps these rows, and what they are called there: the member that has all of them, if
+        there are members, else itself."""
+        found = None if self.members is None else self.members.part(rows)
+        return (self, rows) if found is None else found
+
+    def by_part(self, rows: np.ndarray) -> list[tuple[Dataset, np.ndarray]]:
+        """Every data set that keeps rows, and those of these base rows that it keeps, as they are called there."""
+        return [(self, rows)] if self.members is None else self.members.by_part(rows)
+
+    def row_shape(self, rows: Tensor) -> tuple[int, ...]:
+        """The shape of each of these rows in a `batch`; raises ``ValueError`` where they have several."""
+        return tuple(self.features.shape[1:]) if self.members is None else self.members.row_shape(rows)
+
+    def shapes_of(self, rows: Tensor) -> tuple[tuple[int, ...], ...]:
+        """The different shapes of the inputs of these rows, see `shape`."""
+        if self.members is None:
+            return (self.shape,)
+        return tuple(dict.fromkeys(self.members.shapes[number] for number in self.members.at(rows)))
 
     def with_transforms(self, *transforms: str) -> Dataset:
         """The same rows under these transforms, as further row indices.
@@ -116,6 +154,8 @@ class Dataset:
                 raise ConfigError(
                     f"transform {name!r} needs images; {self.name} has tables of {self.shape[0]} features"
                 )
+            if self.members is not None:
+                continue  # each says for itself what it cannot do
             if name in ("rotate90", "rotate270") and self.features.shape[1] != self.features.shape[2]:
                 _, height, width = self.shape
                 raise ConfigError(
@@ -124,7 +164,13 @@ class Dataset:
                 )
         if not transforms:
             raise ConfigError("transforms: needs at least one; 'identity' leaves the rows as they are")
-        return replace(self, transforms=transforms)
+        return self._under(transforms)
+
+    def _under(self, transforms: tuple[str, ...], **more: Any) -> Dataset:
+        members = self.members
+        if members is not None:
+            members = members.mapped(lambda part: part.with_transforms(*transforms))
+        return replace(self, transforms=transforms, members=members, **more)
 
     def with_label_maps(self, maps: Tensor) -> Dataset:
         """The same rows once for each map, as further row indices: their inputs stay, their labels are the map's.
@@ -139,7 +185,7 @@ class Dataset:
             )
         if int(maps.min()) < 0 or int(maps.max()) >= classes:
             raise ConfigError(f"label maps: labels are 0 to {classes - 1}; got {int(maps.min())} to {int(maps.max())}")
-        return replace(self, transforms=("identity",) * len(maps), label_maps=maps)
+        return self._under(("identity",) * len(maps), label_maps=maps)
 
     def to(self, device: torch.device) -> Dataset:
         """The data set on a device."""
@@ -148,6 +194,8 @@ class Dataset:
             *("values", "value_scale", "value_offset"),
         )
         moved: dict[str, Any] = {name: t.to(device) for name in names if (t := getattr(self, name)) is not None}
+        if self.members is not None:
+            moved["members"] = self.members.to(device)
         return replace(self, **moved)
 
     def batch(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
@@ -157,6 +205,9 @@ class Dataset:
         of images that were moved or inverted (``peak - v``) as raw pixels and then normalised. ``out`` is
         float32 memory of the batch's shape that may be used for it.
         """
+        if self.members is not None:
+            part, inside = self.part(rows)
+            return self.members.batch(rows, out) if part is self else part.batch(inside, out)
         raw = self.features.index_select(0, self._base(rows).to(self.features.device))
         x = raw.to(torch.float32, copy=False) if out is None else out.copy_(raw)
         groups = self._groups(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .dataset import Dataset
-from .source import Amount, Cut, Decoded, Limit, Normalize, Source, encode
+from .source import Amount, Cut, Decoded, Limit, Normalize, Source, Span, encode
 
 
 class Digits(Source):
@@ -23,10 +23,11 @@ class Digits(Source):
         test: Amount = 0.2,
         split_seed: int = 0,
         normalize: Normalize = "unit",
+        rows: Span = None,
         limit: Limit = None,
         limit_test: Limit = None,
     ) -> None:
-        self.cut = Cut(normalize, test=test, split_seed=split_seed, limit=limit, limit_test=limit_test)
+        self.cut = Cut(normalize, test=test, split_seed=split_seed, span=rows, limit=limit, limit_test=limit_test)
 
     def load(self) -> Dataset:
         """The digits. Reads a file inside the scikit-learn package."""

@@ -1,4 +1,4 @@
-"""Test rows of a table that are training rows, too."""
+"""Rows that come twice: test rows of a table that are training rows, too, and rows of another run."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ def repeated(features: Array, labels: Array, values: Array | None, train: Array,
     if features.ndim != 2 or not len(test):
         return []
     wanted = labels[:, None] if values is None else values
-    known = set(_digests(features, wanted, train))
-    equal = sum(digest in known for digest in _digests(features, wanted, test))
+    tested = list(_digests(features, wanted, test))  # few: the training rows may be millions
+    among = set(tested)
+    known = {digest for digest in _digests(features, wanted, train) if digest in among}
+    equal = sum(digest in known for digest in tested)
     return [f"{equal} of {len(test)} test rows are equal, label included, to a training row"] if equal else []
 
 
@@ -32,3 +34,17 @@ def _digests(features: Array, wanted: Array, rows: Array) -> Iterator[bytes]:
         block = np.concatenate([features[part], wanted[part]], axis=1).astype(np.float64) + 0.0
         for row in block:
             yield hashlib.blake2b(row.tobytes(), digest_size=16).digest()
+
+
+def marks(features: Array, rows: Array) -> Array:
+    """A number for each row, by its raw values, their type and its shape alone: int64 ``[rows]``.
+
+    Equal rows have equal marks, in every run and whatever the normalisation. That two different ones of a million have
+    the same one has a chance of 3e-8. ``features`` is ``[n, ...]``, as decoded; ``rows`` are positions.
+    """
+    kind = f"{features.dtype.str}{features.shape[1:]}".encode()
+    found = np.empty(len(rows), dtype=np.int64)
+    for place, row in enumerate(rows):
+        digest = hashlib.blake2b(np.ascontiguousarray(features[row]).data, digest_size=8, person=b"row mark", key=kind)
+        found[place] = int.from_bytes(digest.digest(), "little", signed=True)
+    return found

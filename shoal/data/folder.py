@@ -17,7 +17,7 @@ from ..errors import ConfigError, DataError
 from .cache import cached
 from .dataset import Dataset
 from .images import Channels, Data, Fit, Rule, Size, Unreadable, decode_images
-from .source import Amount, Array, Cut, Decoded, Limit, Normalize, Source, encode, located
+from .source import Amount, Array, Cut, Decoded, Limit, Normalize, Source, Span, encode, located
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 """The endings of an image's name, in any case."""
@@ -154,6 +154,7 @@ class Folder(Source):
         test_by: str | None = None,
         split_seed: int = 0,
         normalize: Normalize = "channel",
+        rows: Span = None,
         limit: Limit = None,
         limit_test: Limit = None,
         cache: str | None = "auto",
@@ -168,7 +169,9 @@ class Folder(Source):
             )
         self.split = split
         self.rule = Rule.of(channels, size, fit, unreadable)
-        self.cut = Cut(normalize, test=test, test_by=test_by, split_seed=split_seed, limit=limit, limit_test=limit_test)
+        self.cut = Cut(
+            normalize, test=test, test_by=test_by, split_seed=split_seed, span=rows, limit=limit, limit_test=limit_test
+        )
         self.cache = cache
 
     def load(self) -> Dataset:

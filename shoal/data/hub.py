@@ -19,7 +19,7 @@ from .arrow import BLOCK, Fields, decode_rows, image_file
 from .cache import cached
 from .dataset import Dataset
 from .images import Channels, Fit, Rule, Size, Unreadable
-from .source import Amount, Cut, Decoded, Limit, Normalize, Source
+from .source import Amount, Cut, Decoded, Limit, Normalize, Source, Span
 
 
 class Expected(Strict):
@@ -134,6 +134,7 @@ class Hub(Source):
         test_by: str | None = None,
         split_seed: int = 0,
         normalize: Normalize = "channel",
+        rows: Span = None,
         limit: Limit = None,
         limit_test: Limit = None,
         cache: str | None = "auto",
@@ -153,6 +154,7 @@ class Hub(Source):
             test=0.2 if test is None or isinstance(test, str) else test,
             test_by=test_by,
             split_seed=split_seed,
+            span=rows,
             limit=limit,
             limit_test=limit_test,
         )

@@ -16,7 +16,7 @@ from ..errors import DataError
 from .cache import cached
 from .dataset import Dataset
 from .images import Channels, Fit, Rule, Size, fitted
-from .source import Cut, Decoded, Limit, Normalize, Source, class_codes, located
+from .source import Cut, Decoded, Limit, Normalize, Source, Span, class_codes, located
 
 _TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _NAME = re.compile(
@@ -142,6 +142,7 @@ class Idx(Source):
         size: Size = None,
         fit: Fit = "resize",
         normalize: Normalize = "channel",
+        rows: Span = None,
         limit: Limit = None,
         limit_test: Limit = None,
         split_seed: int = 0,
@@ -150,7 +151,7 @@ class Idx(Source):
         self.path = path
         self.root = root
         self.rule = Rule.of(channels, size, fit)
-        self.cut = Cut(normalize, split_seed=split_seed, limit=limit, limit_test=limit_test)
+        self.cut = Cut(normalize, split_seed=split_seed, span=rows, limit=limit, limit_test=limit_test)
         self.cache = cache
 
     def load(self) -> Dataset:

@@ -15,7 +15,7 @@ from .arrow import BLOCK, Fields, decode_rows
 from .cache import cached
 from .dataset import Dataset
 from .images import Channels, Fit, Rule, Size, Unreadable
-from .source import Amount, Cut, Decoded, Limit, Normalize, Source, located
+from .source import Amount, Cut, Decoded, Limit, Normalize, Source, Span, located
 
 
 def find_files(path: Path) -> tuple[list[Path], list[Path]]:
@@ -94,6 +94,7 @@ class Parquet(Source):
         test_by: str | None = None,
         split_seed: int = 0,
         normalize: Normalize = "channel",
+        rows: Span = None,
         limit: Limit = None,
         limit_test: Limit = None,
         cache: str | None = "auto",
@@ -102,7 +103,9 @@ class Parquet(Source):
         self.root = root
         self.fields = Fields(image, label, tuple(columns or ()))
         self.rule = Rule.of(channels, size, fit, unreadable)
-        self.cut = Cut(normalize, test=test, test_by=test_by, split_seed=split_seed, limit=limit, limit_test=limit_test)
+        self.cut = Cut(
+            normalize, test=test, test_by=test_by, split_seed=split_seed, span=rows, limit=limit, limit_test=limit_test
+        )
         self.cache = cache
 
     def load(self) -> Dataset:

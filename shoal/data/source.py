@@ -32,6 +32,11 @@ Limit = Annotated[int, pydantic.Field(ge=1)] | None
 """How many rows to keep: the first of a seeded shuffle. ``null`` keeps all."""
 
 
+Span = Annotated[list[Annotated[int, pydantic.Field(ge=0)]], pydantic.Field(min_length=2, max_length=2)] | None
+"""``[first, end]``: the training rows from position ``first`` up to ``end``, which is the first left out, in the
+source's own order, before any limit; test rows stay. Runs whose spans do not meet have no training row in common."""
+
+
 FEW, MANY = 10, 50
 """See `many_classes`."""
 
@@ -115,6 +120,7 @@ class Cut:
     test: float = 0.2
     test_by: str | None = None
     split_seed: int = 0
+    span: Sequence[int] | None = None
     limit: int | None = None
     limit_test: int | None = None
 
@@ -131,10 +137,11 @@ def assemble(
     test: float = 0.2,
     test_by: str | None = None,
     split_seed: int = 0,
+    span: Sequence[int] | None = None,
     limit: int | None = None,
     limit_test: int | None = None,
 ) -> Dataset:
-    """The data set of decoded rows: split where the source has none, cut to the limits, normalised.
+    """The data set of decoded rows: split where the source has none, cut to the `Span` and the limits, normalised.
 
     ``test_by`` names a column; ``test`` is then held out of each of its groups. Raises `DataError` or `ConfigError`.
     """
@@ -154,11 +161,12 @@ def assemble(
         train = np.setdiff1d(np.arange(n), held, assume_unique=True)
     else:
         train, held = np.arange(rows.train_rows), np.arange(rows.train_rows, n)
-    train = _cut(train, limit, split_seed, "limit")
-    held = _cut(held, limit_test, split_seed, "limit_test")
+    train, left_out = _spanned(train, span, rows, name)
+    train = limited(train, limit, split_seed, "limit")
+    held = limited(held, limit_test, split_seed, "limit_test")
     kept = stored(rows.features, train, normalize, rows.peak, rows.flags)
     values = _standardised(rows.values, train)
-    notes = (*rows.notes, *repeated(rows.features, rows.labels, rows.values, train, held))
+    notes = (*rows.notes, *left_out, *repeated(rows.features, rows.labels, rows.values, train, held))
     return Dataset(
         name=name,
         features=torch.from_numpy(kept.features),
@@ -188,10 +196,26 @@ def _standardised(values: Array | None, train: Array) -> dict[str, Any]:
     return {name: torch.from_numpy(array) for name, array in found.items()}
 
 
-def _cut(rows: Array, limit: int | None, seed: int, purpose: str) -> Array:
+def limited(rows: Array, limit: int | None, seed: int, purpose: str) -> Array:
+    """So many of the rows, sorted: the first of a shuffle that ``seed`` and ``purpose`` name; ``None`` keeps all."""
     if limit is None or limit >= len(rows):
         return rows
     return np.sort(generator(seed, purpose).permutation(rows)[:limit])
+
+
+def _spanned(train: Array, span: Sequence[int] | None, rows: Decoded, name: str) -> tuple[Array, list[str]]:
+    """The training rows of a `Span`, and a note if it has no row of some class (of a source that is sorted, say)."""
+    if span is None:
+        return train, []
+    first, end = span
+    if not first < end <= len(train):
+        raise ConfigError(
+            f"data.rows: needs [first, end] with first < end <= {len(train)} (the training rows of {name}); got "
+            f"{list(span)}"
+        )
+    taken = train[first:end]
+    lost = len(np.setdiff1d(rows.labels[train], rows.labels[taken]))
+    return taken, [f"data.rows: rows {first} to {end} have no row of {lost} of the classes"] if lost else []
 
 
 def _fingerprint(rows: Decoded, *arrays: Array) -> str:

@@ -1,15 +1,18 @@
-"""Several image sources as one: their rows one after another, brought to one shape."""
+"""Several image sources as one: their rows one after another, in one shape or each in its source's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
+import torch
 
 from .. import registry
 from ..errors import DataError
+from .apart import assemble_apart
 from .dataset import Dataset
 from .folder import name_codes
 from .images import Channels, Fit, Rule, Size, fitted
@@ -30,17 +33,20 @@ Sources = Annotated[list[dict[str, Any] | str], pydantic.Field(min_length=1), py
 class Union(Source):
     """The rows of several image sources, one after another, each with its own training and test rows.
 
-    ``sources`` are ``data`` sections of their own, of any kind with images. ``channels``, ``size`` and ``fit`` bring
-    all to one shape, see `shoal.data.images.Rule`; without ``channels`` grey sources among coloured ones get three.
-    What still differs is an error. ``root`` is the folder that the paths of sources without a ``root`` of their own
-    start from. ``labels: separate`` gives every source classes of its own, called ``mnist:3``;
+    ``sources`` are ``data`` sections of their own, of any kind with images. ``channels``, ``size`` and ``fit`` are for
+    the images of all, see `shoal.data.images.Rule`; without ``channels`` grey sources among coloured ones of the same
+    size get three. Where shapes still differ, every source keeps its own (`Dataset.members`), and no row is copied: a
+    stream of tasks then needs a model for each. ``root`` is the folder that the paths of sources without a ``root`` of
+    their own start from. ``labels: separate`` gives every source classes of its own, called ``mnist:3``;
     ``shared`` merges classes with equal names. The column ``source`` has the sources' names; a name that comes again
     gets a number (``digits``, ``digits-2``). A column that only some sources have is ``""`` for the rows of the others.
 
-    Where white is not 255 (`Dataset.peak` p: 16 for the digits), a value v becomes ``floor((510 v + p) / 2p)``:
-    ``255 v / p`` to the nearest whole number, halves upwards, before an image is resized. The values are normalised
-    over the training rows of all sources; the sources' own ``normalize`` plays no part. ``limit`` and ``limit_test``
-    are for all rows together, beside those of each source.
+    Images of one shape are normalised over the training rows of all sources by ``normalize``, those of several shapes
+    over the rows of their own source. ``normalize: source`` keeps what each source's own ``normalize`` makes, whatever
+    the shapes. ``limit`` and ``limit_test`` are for all rows together, beside those of each source.
+
+    Where images are brought to one shape, or resized here, and white is not 255 (`Dataset.peak` p: 16 for the digits),
+    a value v first becomes ``floor((510 v + p) / 2p)``: ``255 v / p`` to the nearest whole number, halves upwards.
     """
 
     def __init__(
@@ -53,7 +59,7 @@ class Union(Source):
         size: Size = None,
         fit: Fit = "resize",
         split_seed: int = 0,
-        normalize: Normalize = "channel",
+        normalize: Normalize | Literal["source"] = "channel",
         limit: Limit = None,
         limit_test: Limit = None,
     ) -> None:
@@ -75,14 +81,18 @@ class Union(Source):
         parts = dict(zip(numbered([data.name for data in loaded]), loaded, strict=True))
         for name, data in parts.items():
             _check(name, data)
-        pixels = self._pixels(parts)
         order = [np.arange(len(data.train)) for data in loaded]
         order += [np.arange(len(data.train), len(data.train) + len(data.test)) for data in loaded]
         begins = np.cumsum([0, *(len(data.train) + len(data.test) for data in loaded[:-1])])
         rows = np.concatenate([o + b for o, b in zip(order, [*begins, *begins], strict=True)])
         labels, classes = self._classes(parts)
         columns, notes = _columns(parts)
-        features = np.concatenate(list(pixels.values()))[rows]
+        rule = self._rule(parts)
+        shapes = {(rule.size or data.shape[1:], rule.channels or data.shape[0]) for data in loaded}
+        apart = len(shapes) > 1 or self.normalize == "source"
+        features = np.zeros((len(rows), 0), np.uint8)
+        if not apart:
+            features = np.concatenate([self._pixels(name, data, rule) for name, data in parts.items()])[rows]
         decoded = Decoded(
             features,
             labels[rows],
@@ -90,38 +100,66 @@ class Union(Source):
             {column: (codes[rows], names) for column, (codes, names) in columns.items()},
             sum(len(data.train) for data in loaded),
             notes=(*(f"{name}: {note}" for name, data in parts.items() for note in data.notes), *notes),
-            reader={**self.rule.reader(features), "fit": self._fit(loaded), **self._common(loaded)},
+            reader={} if apart else self._reader(features, loaded),
         )
-        return assemble(
-            decoded,
-            "+".join(parts),
-            self.normalize,
-            split_seed=self.split_seed,
-            limit=self.limit,
-            limit_test=self.limit_test,
-        )
+        name = "+".join(parts)
+        if apart:
+            own, places = zip(*(self._own(name, data, rule) for name, data in parts.items()), strict=True)
+            hows = [self._how(*each) for each in zip(self.sources, own, loaded, strict=True)]
+            which = np.repeat(np.arange(len(own)), [len(used) for used in places])[rows]
+            return assemble_apart(decoded, name, own, hows, which, np.concatenate(places)[rows], **self._cut)
+        return assemble(decoded, name, self.normalize, **self._cut)
+
+    @property
+    def _cut(self) -> dict[str, Any]:
+        return {"split_seed": self.split_seed, "limit": self.limit, "limit_test": self.limit_test}
 
     def _rooted(self, settings: dict[str, Any]) -> dict[str, Any]:
         """The settings of a source with the common root, where it has none of its own."""
         return {**settings, "root": self.root} if settings.get("root") == "" else settings
 
-    def _pixels(self, parts: Mapping[str, Dataset]) -> dict[str, Array]:
-        """The images of each source, training rows first, all in one shape."""
+    def _rule(self, parts: Mapping[str, Dataset]) -> Rule:
+        """The rule, with three channels where that is all that grey sources lack to have the shape of coloured ones."""
         rule = self.rule
-        if rule.channels is None and {data.features.shape[-1] for data in parts.values()} == {1, 3}:
+        sizes = {rule.size or data.shape[1:] for data in parts.values()}
+        if rule.channels is None and len(sizes) == 1 and {data.shape[0] for data in parts.values()} == {1, 3}:
             rule = Rule(3, rule.size, rule.fit)
-        found: dict[str, Array] = {}
-        for name, data in parts.items():
-            raw = np.asarray(data.features.numpy()[_used(data)])
-            found[name] = fitted(_scaled(raw, data.peak, name), rule, name)
-            first = next(iter(found))
-            if found[name].shape[1:] != found[first].shape[1:]:
-                here, there = (" x ".join(map(str, found[key].shape[1:])) for key in (name, first))
-                raise DataError(
-                    f"data.sources: the images of {name!r} are {here} (height x width x channels), but those of "
-                    f"{first!r} {there}; set data.size and data.channels, such as size: 32, channels: 3"
-                )
-        return found
+        return rule
+
+    def _pixels(self, name: str, data: Dataset, rule: Rule) -> Array:
+        """The images of a source, training rows first, by the rule; white is 255."""
+        return fitted(_scaled(np.asarray(data.features.numpy()[_used(data)]), data.peak, name), rule, name)
+
+    def _own(self, name: str, data: Dataset, rule: Rule) -> tuple[Dataset, Array]:
+        """A source's data set under its name in the union, and where in it the rows are that it uses.
+
+        Its own images where the rule changes nothing; else those rows alone are made anew.
+        """
+        if (rule.size or data.shape[1:], rule.channels or data.shape[0]) == (data.shape[1:], data.shape[0]):
+            return replace(data, name=name), _used(data)
+        pixels, used = self._pixels(name, data, rule), np.arange(len(data.train) + len(data.test))
+        own = replace(
+            data,
+            name=name,
+            features=torch.from_numpy(pixels),
+            labels=data.labels[_used(data)],
+            train=torch.from_numpy(used[: len(data.train)]),
+            test=torch.from_numpy(used[len(data.train) :]),
+            columns={},
+            peak=255.0,
+            reader=self._reader(pixels, [data]),
+            fingerprint=f"{data.fingerprint} {rule}",
+        )
+        return own, used
+
+    def _how(self, settings: Mapping[str, Any], own: Dataset, source: Dataset) -> str | None:
+        """How the rows of one source are normalised by themselves; ``None``: as the source has done it."""
+        if self.normalize != "source":
+            return self.normalize
+        return None if own.features is source.features else str(settings.get("normalize", "channel"))
+
+    def _reader(self, features: Array, loaded: Sequence[Dataset]) -> dict[str, Any]:
+        return {**self.rule.reader(features), "fit": self._fit(loaded), **self._common(loaded)}
 
     def _classes(self, parts: Mapping[str, Dataset]) -> tuple[Array, tuple[str, ...]]:
         """Labels in the order of `_used`, and the classes in the order of the sources."""

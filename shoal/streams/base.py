@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from ..data.dataset import Dataset
@@ -61,6 +62,8 @@ class Stream:
     tasks: int = 0
     task_outputs: tuple[int, ...] = ()
     """The outputs of each task's head; empty unless tasks have heads of their own."""
+    task_shapes: tuple[tuple[int, ...], ...] = ()
+    """The shape of each task's inputs; empty unless tasks have models of their own, for inputs of several shapes."""
     head: str = "shared"
     """``task``: local labels, a head per task; ``shared``: global labels, one head."""
     boundaries: tuple[int, ...] = ()
@@ -76,6 +79,11 @@ class Stream:
     def holding(self, client: int, round: int) -> Holding:
         """What a client holds in a round (from 1)."""
         raise NotImplementedError
+
+    def sizes(self) -> np.ndarray | None:
+        """The training rows of every client in round 1, int64 ``[clients]``, where they can be had without asking for
+        the rows of each; else ``None``."""
+        return None
 
     def targets(self, round: int) -> Sequence[Target]:
         """What is to be measured after a round."""

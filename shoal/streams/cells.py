@@ -59,6 +59,10 @@ class Split:
         """The positions of one client, in any order but always the same."""
         raise NotImplementedError
 
+    def sizes(self, clients: int) -> Array:
+        """How many positions each of ``clients`` clients has, int64 ``[clients]``."""
+        return np.fromiter((len(self.rows(client)) for client in range(clients)), np.int64, clients)
+
 
 class Dealt(Split):
     """A split that is known as a whole: ``owner`` is the client of each position, -1 for nobody's."""
@@ -71,6 +75,10 @@ class Dealt(Split):
     def rows(self, client: int) -> Array:
         """The positions of one client, ascending."""
         return self._order[self._ends[client - 1] if client else 0 : self._ends[client]]
+
+    def sizes(self, clients: int) -> Array:
+        """How many positions each client has, without looking at them."""
+        return np.diff(self._ends, prepend=0)
 
 
 class Cells:
@@ -91,6 +99,10 @@ class Cells:
         """The validation rows of one client alone."""
         return self.rows(client)[1]
 
+    def sizes(self, clients: int) -> Array | None:
+        """How many training rows each client has, int64 ``[clients]``; ``None``: known only by asking for each."""
+        return None
+
 
 class OwnCells(Cells):
     """Every client holds back a share of its own rows."""
@@ -99,11 +111,18 @@ class OwnCells(Cells):
         self._split = split
         self._names = names
         self._share = share
-        sizes = [len(split.rows(client)) for client in range(clients)]
-        held = [self.rows(client)[1] for client, size in enumerate(sizes) if held_out(size, share)]
-        self.validation = np.unique(np.concatenate(held)) if held else _NONE
-        self.empty = sizes.count(0)
-        self.unused = max(0, total - sum(sizes))
+        sizes = split.sizes(clients)
+        # Few different sizes: one look at each, and one array for all rows, instead of one for each of a million.
+        each, which = np.unique(sizes, return_inverse=True)
+        counts = np.array([held_out(int(size), share) for size in each], dtype=np.int64)[which]
+        held = np.empty(counts.sum(), dtype=np.int64)
+        ends = np.cumsum(counts)
+        for client in np.flatnonzero(counts).tolist():
+            held[ends[client] - counts[client] : ends[client]] = self.rows(client)[1]
+        self.validation = np.unique(held)
+        self.empty = int((sizes == 0).sum())
+        self.unused = max(0, total - int(sizes.sum()))
+        self._trained = sizes - counts
 
     def rows(self, client: int) -> tuple[Array, Array]:
         """Training and validation rows of one client."""
@@ -113,6 +132,10 @@ class OwnCells(Cells):
             return np.sort(rows), _NONE
         shuffled = generator(*self._names, "validation", client).permutation(rows)
         return np.sort(shuffled[count:]), np.sort(shuffled[:count])
+
+    def sizes(self, clients: int) -> Array:
+        """How many training rows each client has."""
+        return self._trained
 
 
 class Partition:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.members import in_words
 from .base import Holding, Stream
 from .concepts import ConceptStream
 from .shifts import ShiftStream
@@ -84,15 +85,19 @@ def _spans(stream: Stream) -> list[tuple[int, int | str]]:
 
 
 def task_table(stream: Stream) -> Table:
-    """Each task: its name, test and validation rows, original labels, and the outputs of its head."""
+    """Each task: its name, test and validation rows, original labels, the outputs of its head, and the shape of its
+    inputs where they have several."""
     rows: list[tuple[str, ...]] = []
     for number, target in enumerate(stream.targets(1)):
         name = stream.task_names[number] if number < len(stream.task_names) else ""
         outputs = stream.task_outputs[number] if stream.task_outputs else stream.outputs
         classes = _list(held_classes(stream, target.test), 20)
-        rows.append((str(number), name, str(len(target.test)), str(len(target.validation)), classes, str(outputs)))
+        sizes = str(len(target.test)), str(len(target.validation))
+        shape = (in_words(stream.task_shapes[number]),) if stream.task_shapes else ()
+        rows.append((str(number), name, *sizes, classes, str(outputs), *shape))
     title = f"Tasks (head: {stream.head})"
-    return Table(title, ("task", "name", "test rows", "validation rows", "labels", "outputs"), rows)
+    columns = ("task", "name", "test rows", "validation rows", "labels", "outputs")
+    return Table(title, (*columns, "inputs") if stream.task_shapes else columns, rows)
 
 
 def phase_table(stream: Stream, clients: int = 10, most: int = 20) -> Table:

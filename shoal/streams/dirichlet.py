@@ -309,7 +309,7 @@ class Drawn(Split):
         self._sizes = np.bincount(labels[pool], minlength=classes)
         self._begins = np.cumsum(self._sizes) - self._sizes
         self._weights = _weights(np.bincount(base, minlength=classes), how.prior)
-        self._rows = rows
+        self.count = rows
         self._how = how
         self._names = names
         self._purpose = purpose
@@ -318,14 +318,18 @@ class Drawn(Split):
         """The positions that one client drew."""
         rng = generator(*self._names, self._purpose, client)
         if self._how.alpha is None:
-            return self._pool[rng.choice(len(self._pool), self._rows, replace=False)]
+            return self._pool[rng.choice(len(self._pool), self.count, replace=False)]
         # The mix has no purpose in its name: a client's training and validation rows share it.
         mix = dirichlet(self._weights, self._how.alpha, 1, generator(*self._names, "mix", client))
-        counts = take(mix, self._sizes, np.array([self._rows]), rng)[0]
+        counts = take(mix, self._sizes, np.array([self.count]), rng)[0]
         chosen = [
             self._begins[c] + rng.choice(self._sizes[c], counts[c], replace=False) for c in np.flatnonzero(counts)
         ]
         return np.asarray(self._pool[np.concatenate(chosen)])
+
+    def sizes(self, clients: int) -> Array:
+        """As many for everybody, without drawing them."""
+        return np.broadcast_to(np.int64(self.count), clients)
 
 
 class DrawnCells(Cells):
@@ -346,3 +350,7 @@ class DrawnCells(Cells):
     def held(self, client: int) -> Array:
         """The validation rows of one client, without drawing the others."""
         return self.validation[:0] if self._validation is None else np.sort(self._validation.rows(client))
+
+    def sizes(self, clients: int) -> Array:
+        """As many training rows for everybody."""
+        return np.broadcast_to(np.int64(self._train.count), clients)

@@ -99,19 +99,40 @@ def class_groups(data: Dataset, given: Groups, where: str) -> list[list[int]]:
     return groups
 
 
-def by_column(data: Dataset, tasks: int, column: str) -> list[Task]:
-    """Tasks of different values of a column (a domain, a source); consecutive values where there are fewer tasks."""
-    if column not in data.columns:
-        known = nearest(column, ["class", "transform", *data.columns])
-        raise ConfigError(f"stream.by: the data have no column {column!r}; {known} (data.columns keeps columns)")
-    codes, names = data.columns[column].codes.cpu(), data.columns[column].names
+def by_column(data: Dataset, tasks: int, column: str | Sequence[str]) -> list[Task]:
+    """Tasks of different values of a column (a domain, a source); consecutive values where there are fewer tasks.
+
+    Several columns make a task of each combination of values that some training or test row has, in the order of the
+    values; it is called by those that are not empty, such as ``pacs/photo``.
+    """
+    columns = [column] if isinstance(column, str) else list(column)
+    for name in columns:
+        if name not in data.columns:
+            known = nearest(name, [*(["class", "transform"] if isinstance(column, str) else []), *data.columns])
+            raise ConfigError(f"stream.by: the data have no column {name!r}; {known} (data.columns keeps columns)")
+    codes, names = _combined(data, columns) if len(columns) > 1 else _values(data, columns[0])
     made = []
-    for group in _cut(len(names), tasks, f"values of {column!r}"):
+    for group in _cut(len(names), tasks, f"values of {', '.join(map(repr, columns))}"):
         train, test = _inside(data.train, codes, group), _inside(data.test, codes, group)
         present = data.labels.cpu()[torch.cat([train, test])].unique().tolist()  # type: ignore[no-untyped-call]
         domain = ", ".join(names[i] for i in group)
         made.append(Task(domain, train, test, tuple(present), domain))
     return made
+
+
+def _values(data: Dataset, column: str) -> tuple[Tensor, tuple[str, ...]]:
+    return data.columns[column].codes.cpu(), data.columns[column].names
+
+
+def _combined(data: Dataset, columns: Sequence[str]) -> tuple[Tensor, tuple[str, ...]]:
+    """The combinations of several columns' values as one column; rows that are not used may have -1."""
+    table = np.stack([data.columns[name].codes.cpu().numpy() for name in columns], axis=1)
+    used = torch.cat([data.train, data.test]).cpu().numpy()
+    found, places = np.unique(table[used], axis=0, return_inverse=True)
+    codes = np.full(len(table), -1, dtype=np.int64)
+    codes[used] = places.reshape(-1)
+    values = [[data.columns[name].names[code] for name, code in zip(columns, row, strict=True)] for row in found]
+    return torch.from_numpy(codes), tuple("/".join(value for value in row if value) for row in values)
 
 
 def by_transform(data: Dataset, tasks: int, names: Sequence[str] | None) -> tuple[Dataset, list[Task]]:

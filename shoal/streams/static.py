@@ -106,6 +106,10 @@ class StaticStream(Stream):
         test = self.dataset.test if self._tests is None else self._tests[client]
         return Holding(*hold(self._cells, self.dataset.train, client), test)
 
+    def sizes(self) -> Array | None:
+        """The clients' training rows, the same in every round."""
+        return self._cells.sizes(self.clients)
+
     def targets(self, round: int) -> Sequence[Target]:
         """All test rows, or each client's own."""
         return self._targets

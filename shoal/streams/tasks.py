@@ -11,6 +11,7 @@ import pydantic
 import torch
 
 from ..data.dataset import Dataset
+from ..data.members import in_words
 from ..errors import ConfigError
 from ..randomness import generator
 from .base import Holding, Stream, Target
@@ -45,13 +46,15 @@ class TaskStream(Stream):
     ``by`` says what a task is: ``class`` (consecutive classes, or ``classes``: one list of original labels per task;
     ``shuffle_classes`` permutes them first, with the run's seed), ``transform`` (all rows under a transform of its
     own; ``transforms`` names them, by default identity, rotate90, rotate180, rotate270, mirror, invert), or the name
-    of a column of the data (``domain``, ``source``: one value a task, consecutive ones where there are fewer tasks).
+    of a column of the data (``domain``, ``source``: one value a task, consecutive ones where there are fewer tasks), or
+    a list of columns (``[source, domain]``: one combination of values a task).
 
     Each task's training rows are dealt to the clients by ``partition``, independently of the other tasks; a client
     that comes back to a task finds the same rows. ``clients`` may be left out with ``partition: {kind: column}``.
     ``validation`` is the share of the client's rows of a task that is held back, never trained on. ``head: task`` gives
     every task a head of its own with labels of its own (``dataset.targets``), ``shared`` is one head over all labels;
-    ``auto`` is ``task`` where the method keeps a model per task. Round 0, the warm-up, has the rows of round 1.
+    ``auto`` is ``task`` where the method keeps a model per task. Images of several shapes (`Dataset.members`) need
+    that, and those of each task must have one shape. Round 0, the warm-up, has the rows of round 1.
 
     Source of the orders: Venkatesha et al., "Addressing Client Drift in Federated Continual Learning with Adaptive
     Optimization", arXiv:2203.13321, cases 1 to 3. Deviation: the paper's phase index ``ceil(r // Q)`` takes ``T + 1``
@@ -66,7 +69,7 @@ class TaskStream(Stream):
         heads_by_task: bool = False,
         *,
         tasks: Annotated[int, pydantic.Field(ge=1)],
-        by: str = "class",
+        by: str | Annotated[list[str], pydantic.Field(min_length=1)] = "class",
         order: Order = "asynchronous",
         clients: Clients | None = None,
         partition: Partition = IID,
@@ -112,6 +115,7 @@ class TaskStream(Stream):
         if self.head == "task":
             self.task_outputs = tuple(data.outputs if data.is_regression else len(task.classes) for task in made)
             self.outputs = max(self.task_outputs)
+            self.task_shapes = _shapes(data, made)
             if by != "transform" and not data.is_regression:
                 data = replace(data, targets=_local(data, made))
         self.dataset = data
@@ -144,6 +148,15 @@ class TaskStream(Stream):
         if task.domain is not None:
             truth["domain"] = task.domain
         return Holding(train, validation, task.test, number, truth)
+
+    def sizes(self) -> np.ndarray | None:
+        """The clients' training rows of their tasks in round 1."""
+        each = [sizes for cells in self._cells if (sizes := cells.sizes(self.clients)) is not None]
+        if len(each) < len(self._cells):
+            return None
+        if all(np.array_equal(each[0], other) for other in each[1:]):  # whatever task it is
+            return each[0]
+        return np.fromiter((each[self.task(c, 1)][c] for c in range(self.clients)), np.int64, self.clients)
 
     def cell(self, client: int, task: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The client's training and validation rows of a task, whenever it trains it."""
@@ -182,6 +195,24 @@ class TaskStream(Stream):
             if len(task.train):
                 notes += remarks(cells, self.clients, where)
         return notes
+
+
+def _shapes(data: Dataset, made: Sequence[Task]) -> tuple[tuple[int, ...], ...]:
+    """The shape of each task's inputs, nothing where all rows have one. Raises `ConfigError` for a task of several."""
+    if data.members is None or len(set(data.members.shapes)) == 1:
+        return ()
+    found: list[tuple[int, ...]] = []
+    for task in made:
+        shapes = data.shapes_of(torch.cat([task.train, task.test]))
+        if len(shapes) > 1:
+            raise ConfigError(
+                f"stream.by: the rows of a task need one shape; those of {task.name!r} have "
+                f"{' and '.join(map(in_words, shapes))} (channels x height x width); give every source a task of its "
+                f"own, stream.by: source with stream.tasks: {len(data.members.parts)}, or set data.size and "
+                f"data.channels"
+            )
+        found += shapes or data.members.shapes[:1]
+    return tuple(found)
 
 
 def _local(data: Dataset, made: Sequence[Task]) -> torch.Tensor:

@@ -95,8 +95,8 @@ def test_shared_labels_merge_equal_names(idx):
 
 def test_one_shape_by_the_rule_or_an_error_with_both(idx, parquet):
     small = {**parquet, "size": [4, 6]}
-    with pytest.raises(DataError, match=r"'things' are 4 x 6 x 3 .* 'mnist' 8 x 8 x 3; set data\.size"):
-        union(idx, small)
+    with pytest.raises(ConfigError, match=r"mnist 1x8x8, things 3x4x6; bring all to one with data\.size"):
+        _ = union(idx, small).shape
     data = union(idx, small, size=[4, 6], channels=1)
     assert data.shape == (1, 4, 6)
     expected = Image.fromarray(COLOUR[0]).resize((6, 4), Image.Resampling.BILINEAR)

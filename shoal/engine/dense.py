@@ -1,8 +1,4 @@
-"""A dense model run for many clients at once: batched matrix products, and the gradient written by hand.
-
-A stack is ``[clients, P]``: one flat parameter vector per client. Inputs are ``[clients, rows, features]``; every
-client has its own weights and its own rows, and no number of one depends on another.
-"""
+"""A dense model run for many clients at once: batched matrix products, and the gradient written by hand."""
 
 from __future__ import annotations
 
@@ -11,16 +7,21 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..data.dataset import inputs
 from ..models.base import Dropout, Model
 from ..parameters import ParameterSpace, frozen_modules, is_under
+from .batches import GATHER_BYTES
+from .chain import Chain, Masks, Pass, is_hooked
 from .products import ALIGNED, add_product, gelu, gelu_back, product
 
-Masks = Sequence[Tensor | None]
-"""For each dropout layer what its outputs are multiplied by, ``[clients, rows, width]``; ``None``: nothing."""
+if TYPE_CHECKING:
+    from .kernel import Kernel
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,10 @@ class Layer:
     """Where the layer's parameters lie in the vector; nowhere (0 to 0) for constants."""
 
 
-class Dense:
-    """The stacked forward and backward pass of one architecture."""
+class Dense(Chain):
+    """The stacked forward and backward pass of a chain of linear layers."""
+
+    has_gradients = True
 
     def __init__(self, space: ParameterSpace, layers: Sequence[Layer], dropouts: Sequence[Dropout]) -> None:
         self.space = space
@@ -48,11 +51,10 @@ class Dense:
         self.dropout_widths = [self._width_at(dropout) for dropout in dropouts]
         widths = [extent for layer in (*self.frozen, *self.layers) for extent in self._shape(layer)]
         self.row_step = ALIGNED // math.gcd(ALIGNED, *widths)
-        """With a multiple of so many rows, the numbers of each client begin at a multiple of `ALIGNED` everywhere."""
 
     @cached_property
     def signature(self) -> Hashable:
-        """Equal for models that do the same with equal vectors, also where only some segments are trained."""
+        """See `Chain`."""
         places = {**self.space.segments, "head": self.space.head}
         segments = tuple((name, s.start, s.stop) for name, s in places.items())
         layers = tuple(
@@ -84,6 +86,10 @@ class Dense:
             return product(x, weight)
         return add_product(_rowwise(self._value(vectors, layer.bias)), x, weight)
 
+    def source(self, kernel: Kernel, rows: Sequence[Tensor], again: bool) -> _Rows:
+        """See `Chain`."""
+        return _Rows(self, kernel, torch.cat(list(rows)), again)
+
     def lead(self, x: Tensor) -> Tensor:
         """The frozen first layers: ``[clients, rows, features]`` to what `forward` takes."""
         for layer in self.frozen:
@@ -92,14 +98,14 @@ class Dense:
                 x = self._after(module, x, (), None)
         return x
 
-    def forward(self, vectors: Tensor, x: Tensor, masks: Masks = (), kept: list[Tensor] | None = None) -> Tensor:
-        """The outputs ``[clients, rows, outputs]``, from what `lead` gave. ``kept`` is filled for `backward`."""
+    def forward(self, vectors: Tensor, x: Tensor, how: Pass, kept: list[Tensor] | None = None) -> Tensor:
+        """See `Chain`; from what `lead` gave."""
         for layer in self.layers:
             if kept is not None:
                 kept.append(x)
             x = self._linear(layer, vectors, x)
             for module in layer.after:
-                x = self._after(module, x, masks, kept)
+                x = self._after(module, x, how.masks, kept)
         return x
 
     def _after(self, module: nn.Module, x: Tensor, masks: Masks, kept: list[Tensor] | None) -> Tensor:
@@ -116,7 +122,7 @@ class Dense:
         return x
 
     def wanted(self, slices: Sequence[slice]) -> list[bool]:
-        """Of each layer whether it has parameters in these slices of the vector."""
+        """Of each layer whether it has parameters in these slices."""
         return [any(layer.begin < s.stop and layer.end > s.start for s in slices) for layer in self.layers]
 
     def backward(
@@ -125,20 +131,16 @@ class Dense:
         gradients: Tensor,
         kept: list[Tensor],
         d: Tensor,
-        masks: Masks = (),
+        how: Pass,
         wanted: Sequence[bool] | None = None,
         power: int = 1,
     ) -> None:
-        """Writes the gradients of the ``wanted`` layers, from ``d``, the loss's derivative by the outputs.
-
-        The others are left as they are. With ``power`` 2 the gradients of single rows are squared before they are
-        summed: ``(d h)^2 = d^2 h^2``. ``kept`` is used up.
-        """
+        """See `Chain`. Squares of a row's gradients are ``(d h)^2 = d^2 h^2``."""
         lowest = 0 if wanted is None else list(wanted).index(True)
         for place in range(len(self.layers) - 1, lowest - 1, -1):
             layer = self.layers[place]
             for module in reversed(layer.after):
-                d = self._back(module, d, masks, kept)
+                d = self._back(module, d, how.masks, kept)
             h = kept.pop()
             if wanted is None or wanted[place]:
                 self._write(layer, gradients, d if power == 1 else d.pow(power), h if power == 1 else h.pow(power))
@@ -167,6 +169,27 @@ class Dense:
             assert isinstance(module, nn.GELU)
             found = gelu_back(d, x, module.approximate)
         return found
+
+
+class _Rows:
+    """Rows as `Dense.forward` takes them. Those that are taken ``again`` are gathered and normalised once."""
+
+    def __init__(self, dense: Dense, kernel: Kernel, rows: Tensor, again: bool) -> None:
+        self.dense, self.data, self.rows = dense, kernel.dataset, rows
+        few = again and 4 * len(rows) * int(np.prod(self.data.row_shape(rows))) <= GATHER_BYTES
+        self.pool = self._inputs(rows) if few else None
+
+    def _inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return inputs(self.data.batch(rows)).flatten(1), self.data.wanted(rows)
+
+    def take(self, at: Tensor) -> tuple[Tensor, Tensor]:
+        flat = at.reshape(-1)
+        if self.pool is None:
+            x, y = self._inputs(self.rows.index_select(0, flat))
+        else:
+            x, y = self.pool[0].index_select(0, flat), self.pool[1].index_select(0, flat)
+        # The frozen layers are done with the batch: once for all rows would be cheaper, but see `Dense._linear`.
+        return self.dense.lead(x.view(*at.shape, -1)), y.view(*at.shape, *y.shape[1:])
 
 
 def _rowwise(bias: Tensor) -> Tensor:
@@ -230,7 +253,7 @@ def dense_of(model: Model) -> Dense | None:
 
 
 def _chain(module: nn.Module) -> list[nn.Module] | None:
-    if _is_hooked(module):
+    if is_hooked(module):
         return None
     if type(module) is nn.Sequential:
         found: list[nn.Module] = []
@@ -243,12 +266,6 @@ def _chain(module: nn.Module) -> list[nn.Module] | None:
     if type(module) is nn.Identity:
         return []
     return [module] if type(module) in (nn.Flatten, nn.Linear, nn.ReLU, nn.Tanh, nn.GELU, Dropout) else None
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    """Whether a module does something else than its class: by hooks, or a ``forward`` of its own."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks) or "forward" in vars(module)
 
 
 def _twice(modules: Sequence[nn.Module]) -> bool:

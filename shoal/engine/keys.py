@@ -14,33 +14,33 @@ from torch import Tensor
 
 from ..losses import has_derivative, loss_of
 from ..records import changed
-from ..requests import Evaluate, Fit, Gradient, Optimizer, Served
+from ..requests import Evaluate, Fit, Gradient, Optimizer
+from .chain import Chain, is_vector
 from .columns import KNOWN_TERMS
-from .dense import Dense
 from .kernel import EVALUATION_ROWS, Kernel
 from .orders import padded
 from .plan import total_steps
 
 
-def fit_key(kernel: Kernel, dense: Dense, fit: Fit) -> Hashable | None:
+def fit_key(kernel: Kernel, chain: Chain, fit: Fit) -> Hashable | None:
     """The key of a fit."""
     args = _arguments(fit.loss or kernel.loss, fit.loss_args)
-    if args is None or fit.augment or not (_fits(dense, fit.start) and _plain_rows(fit.rows)):
+    if args is None or fit.augment or not (chain.holds(fit.start) and _readable(kernel, chain, fit.rows)):
         return None
-    if total_steps(len(fit.rows), fit.batch, fit.epochs, fit.steps, False) < 1:
+    if total_steps(len(fit.rows), fit.batch, fit.epochs, fit.steps, chain.coupled) < 1:
         return None
     slots = fit.slots or {}
     vectors = [fit.anchor, fit.since, *(value for name, value in slots.items() if name != "steps")]
-    if not all(vector is None or _is_vector(vector, dense.space.size) for vector in vectors):
+    if not all(vector is None or is_vector(vector, chain.space.size) for vector in vectors):
         return None
-    terms = tuple([_term_key(term, dense.space.size) for term in fit.terms])
+    terms = tuple([_term_key(term, chain.space.size) for term in fit.terms])
     optimizer = _optimizer_key(fit.optimizer)
     if None in terms or optimizer is None:
         return None
     own = not all(isinstance(term, KNOWN_TERMS) for term in fit.terms)
     steps = None if fit.slots is None else int(slots.get("steps", torch.tensor(0)))
     kept = None if fit.slots is None else (*sorted(slots), steps)
-    size = padded(len(fit.rows), fit.batch, dense.row_step)
+    size = padded(len(fit.rows), fit.batch, chain.row_step)
     return (
         (size, fit.segments, args, fit.anchor is None, kept),
         # A term that we do not know is given the learning rate as the number that it expects.
@@ -75,14 +75,14 @@ def _term_key(term: Any, size: int) -> Hashable | None:
     return (kind, tuple(kinds))
 
 
-def evaluate_key(kernel: Kernel, dense: Dense, request: Evaluate) -> Hashable | None:
+def evaluate_key(kernel: Kernel, chain: Chain, request: Evaluate) -> Hashable | None:
     """The key of a request for scores."""
-    if not _plain_rows(request.rows) or not all(_fits(dense, served) for served in request.models):
+    if not _readable(kernel, chain, request.rows) or not all(map(chain.holds, request.models)):
         return None
     if any(served.model != request.models[0].model for served in request.models):
         return None
     args = _arguments(request.loss or kernel.loss, measured_with(kernel, request))
-    sizes = block_sizes(len(request.rows), EVALUATION_ROWS, dense)
+    sizes = block_sizes(len(request.rows), EVALUATION_ROWS, chain)
     return None if args is None else ("evaluate", args, len(request.models), sizes)
 
 
@@ -91,15 +91,15 @@ def measured_with(kernel: Kernel, request: Evaluate) -> Mapping[str, Any]:
     return kernel.loss_args if request.loss in (None, kernel.loss) else {}
 
 
-def gradient_key(kernel: Kernel, dense: Dense, request: Gradient) -> Hashable | None:
+def gradient_key(kernel: Kernel, chain: Chain, request: Gradient) -> Hashable | None:
     """The key of a request for a gradient."""
-    if not _plain_rows(request.rows) or not _fits(dense, request.at):
+    if not (chain.has_gradients and _readable(kernel, chain, request.rows) and chain.holds(request.at)):
         return None
     if request.per not in ("row", "batch") or request.power not in (1, 2) or request.batch < 1:
         return None
     args = _arguments(request.loss or kernel.loss, request.loss_args)
     most = most_rows(request)
-    sizes = block_sizes(len(request.rows), most, dense)
+    sizes = block_sizes(len(request.rows), most, chain)
     return None if args is None else ("gradient", args, request.power, request.per, most, sizes)
 
 
@@ -108,11 +108,11 @@ def most_rows(request: Gradient) -> int:
     return request.batch if request.per == "batch" else EVALUATION_ROWS
 
 
-def block_sizes(rows: int, most: int, dense: Dense) -> tuple[int, ...]:
+def block_sizes(rows: int, most: int, chain: Chain) -> tuple[int, ...]:
     """How many rows, padding included, are done at once when at most ``most`` real ones may be."""
     full, rest = divmod(rows, most)
-    last = (padded(rest, most, dense.row_step),) if rest else ()
-    return (padded(most, most, dense.row_step),) * full + last
+    last = (padded(rest, most, chain.row_step),) if rest else ()
+    return (padded(most, most, chain.row_step),) * full + last
 
 
 def _arguments(loss: str, args: Mapping[str, Any]) -> Hashable | None:
@@ -125,17 +125,8 @@ def _arguments(loss: str, args: Mapping[str, Any]) -> Hashable | None:
     return (loss, tuple(sorted(args.items())))
 
 
-def _fits(dense: Dense, served: Served) -> bool:
-    """Whether this is the plain model: a vector of its size, and nothing beside it."""
-    return _is_vector(served.vector, dense.space.size) and not served.constants and served.buffers.empty
-
-
-def _is_vector(value: Any, size: int) -> bool:
-    return isinstance(value, Tensor) and value.shape == (size,) and value.dtype == torch.float32
-
-
-def _plain_rows(rows: Tensor) -> bool:
-    return rows.dim() == 1 and rows.dtype == torch.int64 and len(rows) > 0
+def _readable(kernel: Kernel, chain: Chain, rows: Tensor) -> bool:
+    return rows.dim() == 1 and rows.dtype == torch.int64 and len(rows) > 0 and chain.reads(kernel, rows)
 
 
 def _is_number(value: Any) -> bool:

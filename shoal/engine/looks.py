@@ -10,11 +10,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ..data.dataset import inputs
 from ..losses import loss_of
 from ..requests import Evaluate, Gradient, Score
+from .chain import Chain, Pass
 from .columns import blank, stacked
-from .dense import Dense
 from .kernel import EVALUATION_ROWS, Kernel
 from .keys import block_sizes, measured_with, most_rows
 
@@ -22,38 +21,34 @@ from .keys import block_sizes, measured_with, most_rows
 class _Rows:
     """The rows of several clients in blocks of equal sizes, each padded with its client's last row."""
 
-    def __init__(self, kernel: Kernel, dense: Dense, rows: Sequence[Tensor]) -> None:
-        self.kernel = kernel
-        self.dense = dense
-        self.rows = rows
+    def __init__(self, kernel: Kernel, chain: Chain, rows: Sequence[Tensor]) -> None:
+        self.chain = chain
         self.counts = [len(own) for own in rows]
+        self.source = chain.source(kernel, rows, again=False)
 
     def blocks(self, most: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Inputs ``[clients, n, features]``, targets, and which rows are real, ``most`` rows of each client at once."""
-        data = self.kernel.dataset
-        for i, size in enumerate(block_sizes(self.counts[0], most, self.dense)):
+        """Inputs ``[clients, n, values]``, targets, and which rows are real, ``most`` rows of each client at once."""
+        begins = torch.tensor([0, *self.counts[:-1]]).cumsum(0)
+        for i, size in enumerate(block_sizes(self.counts[0], most, self.chain)):
             counts = torch.tensor([min(most, count - i * most) for count in self.counts])
             place = torch.arange(size)
-            rows = torch.stack(
-                [own[i * most + place.clamp(max=min(most, len(own) - i * most) - 1)] for own in self.rows]
-            )
-            flat = rows.reshape(-1)
-            x, y = inputs(data.batch(flat)).flatten(1).view(*rows.shape, -1), data.wanted(flat)
-            yield self.dense.lead(x), y.view(*rows.shape, *y.shape[1:]), place < counts[:, None]
+            x, y = self.source.take((begins + i * most)[:, None] + torch.minimum(place, counts[:, None] - 1))
+            yield x, y, place < counts[:, None]
 
 
 @torch.no_grad()
-def evaluate(kernel: Kernel, dense: Dense, requests: Sequence[Evaluate]) -> list[list[Score]]:
+def evaluate(kernel: Kernel, chain: Chain, requests: Sequence[Evaluate]) -> list[list[Score]]:
     """The scores of each request's models on its rows."""
     loss = loss_of(requests[0].loss or kernel.loss)
     args = measured_with(kernel, requests[0])
-    rows = _Rows(kernel, dense, [request.rows for request in requests])
+    rows = _Rows(kernel, chain, [request.rows for request in requests])
     count = len(requests[0].models)
     vectors = [stacked([request.models[k].vector for request in requests]) for k in range(count)]
+    how = [Pass(statistics=chain.statistics([request.models[k] for request in requests])) for k in range(count)]
     sums = torch.zeros(2, count, len(requests), dtype=torch.float64)
     for x, y, real in rows.blocks(EVALUATION_ROWS):
         for k in range(count):
-            outputs = dense.forward(vectors[k], x)
+            outputs = chain.forward(vectors[k], x, how[k])
             scores = loss.score(outputs.flatten(0, 1), y.flatten(0, 1), **args)
             for i, each in enumerate(scores):
                 # Not a product: a row of padding may be infinite, and 0 times that is no number.
@@ -63,23 +58,23 @@ def evaluate(kernel: Kernel, dense: Dense, requests: Sequence[Evaluate]) -> list
 
 
 @torch.no_grad()
-def gradient(kernel: Kernel, dense: Dense, requests: Sequence[Gradient]) -> list[Tensor]:
+def gradient(kernel: Kernel, chain: Chain, requests: Sequence[Gradient]) -> list[Tensor]:
     """The gradient that each request asks for."""
     first = requests[0]
     loss = loss_of(first.loss or kernel.loss)
-    rows = _Rows(kernel, dense, [request.rows for request in requests])
+    rows = _Rows(kernel, chain, [request.rows for request in requests])
     vectors = stacked([request.at.vector for request in requests])
-    result = blank(len(requests), dense.space.size)
-    part = blank(len(requests), dense.space.size)
+    result = blank(len(requests), chain.space.size)
+    part = blank(len(requests), chain.space.size)
     by_row = first.per == "row"
     for x, y, real in rows.blocks(most_rows(first)):
         kept: list[Tensor] = []
-        _, d = loss.derivative(dense.forward(vectors, x, (), kept), y, **first.loss_args)
+        _, d = loss.derivative(chain.forward(vectors, x, Pass(), kept), y, **first.loss_args)
         d.masked_fill_(~real.unsqueeze(-1), 0.0)
         counts = real.sum(1, keepdim=True)
         if not by_row:
             d.div_(counts.clamp(min=1).unsqueeze(-1))
-        dense.backward(vectors, part, kept, d, power=first.power if by_row else 1)
+        chain.backward(vectors, part, kept, d, Pass(), power=first.power if by_row else 1)
         if by_row:
             result.add_(part)
         else:

@@ -15,14 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..bank import Buffers
-from ..data.dataset import inputs
 from ..losses import loss_of
 from ..messages import Client
+from ..records import changed
 from ..requests import Drift, Fit, FitResult
-from .batches import GATHER_BYTES
+from .chain import Chain, Masks, Pass
 from .columns import blank, columns, cut, dots, joined, stacked
-from .dense import Dense, Masks
 from .kernel import Kernel, between
 from .orders import Orders, order_of, padded
 from .steppers import Stepper
@@ -38,11 +36,11 @@ class Member(NamedTuple):
 class FitStack:
     """The fits of one stack, longest first."""
 
-    def __init__(self, kernel: Kernel, dense: Dense, members: Sequence[Member], known: Orders | None = None) -> None:
-        self.kernel, self.dense, self.space = kernel, dense, dense.space
+    def __init__(self, kernel: Kernel, chain: Chain, members: Sequence[Member], known: Orders | None = None) -> None:
+        self.kernel, self.chain, self.space = kernel, chain, chain.space
         known = {} if known is None else known
-        self.size = padded(len(members[0].fit.rows), members[0].fit.batch, dense.row_step)
-        orders = [order_of(member.fit, member.client, self.size, known) for member in members]
+        self.size = padded(len(members[0].fit.rows), members[0].fit.batch, chain.row_step)
+        orders = [order_of(fit, client, self.size, known, chain.coupled) for fit, client in members]
         self.places = sorted(range(len(members)), key=lambda i: -len(orders[i].positions))
         self.members = [members[i] for i in self.places]
         self.orders = [orders[i] for i in self.places]
@@ -51,7 +49,7 @@ class FitStack:
         first = self.fits[0]
         self.loss, self.args = loss_of(first.loss or kernel.loss), first.loss_args
         self.slices = self.space.slices(first.segments)
-        self.wanted = dense.wanted(self.slices)
+        self.wanted = chain.wanted(self.slices)
         self._gather()
         count, size = len(members), self.space.size
         starts = stacked([fit.start.vector for fit in self.fits])
@@ -64,6 +62,7 @@ class FitStack:
             first.optimizer, self.space, self.slices, torch.device("cpu"), self._slots(), count, self.columns
         )
         self.terms = [joined([f.terms[i] for f in self.fits], size) for i in range(len(first.terms))]
+        self.statistics = chain.statistics([fit.start for fit in self.fits])
         self.before = self.stepper.steps
         self.losses = torch.zeros(self.steps[0], count, dtype=torch.float64)
         self.squared: list[list[tuple[float, float]]] = [[] for _ in members]
@@ -76,7 +75,7 @@ class FitStack:
         return {n: first[n] if n == "steps" else torch.stack([slots[n] for slots in kept]) for n in first}
 
     def _gather(self) -> None:
-        """The pool of rows of all members, and for every step the places in it and how many of them count."""
+        """The rows of all members, and for every step the places among them and how many of these count."""
         pools: dict[bytes, int] = {}
         rows: list[Tensor] = []
         places = np.zeros((self.steps[0], len(self.members), self.size), dtype=np.int64)
@@ -90,25 +89,10 @@ class FitStack:
                 total += len(fit.rows)
             np.add(order.positions, pools[own], out=places[: self.steps[i], i])
             self.counts[: self.steps[i], i] = order.counts
-        self.rows = torch.cat(rows)
+        self.source = self.chain.source(self.kernel, rows, again=True)
         self.at, self.real = torch.from_numpy(places), torch.from_numpy(self.counts)
         # By the number of rows that count: each has its part of the mean, padding has none.
         self.weights = torch.ones(self.size + 1, self.size).tril(-1) / torch.arange(self.size + 1).clamp(min=1)[:, None]
-        small = 4 * total * int(np.prod(self.kernel.dataset.features.shape[1:])) <= GATHER_BYTES
-        self.pool = self._inputs(self.rows) if small else None
-
-    def _inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        data = self.kernel.dataset
-        return inputs(data.batch(rows)).flatten(1), data.wanted(rows)
-
-    def _batch(self, step: int, active: int) -> tuple[Tensor, Tensor]:
-        at = self.at[step, :active].reshape(-1)
-        if self.pool is None:
-            x, y = self._inputs(self.rows.index_select(0, at))
-        else:
-            x, y = self.pool[0].index_select(0, at), self.pool[1].index_select(0, at)
-        # The frozen layers are done with the batch: once for all rows would be cheaper, but see `Dense._linear`.
-        return self.dense.lead(x.view(active, self.size, -1)), y.view(active, self.size, *y.shape[1:])
 
     def run(self) -> list[FitResult]:
         """The results, in the order of the members that were given."""
@@ -123,11 +107,11 @@ class FitStack:
                 w, g = self.vectors[:active], self.gradients[:active]
                 lr = self.columns.get("lr", self.fits[0].optimizer.lr)
                 lr = lr[:active] if isinstance(lr, Tensor) else lr
-            x, y = self._batch(step, active)
-            masks = self._masks(step, active)
-            self.losses[step, :active] = self._backward(w, g, x, y, step, masks)
+            x, y = self.source.take(self.at[step, :active])
+            how = Pass(self.real[step, :active], self._masks(step, active), self.statistics.first(active))
+            self.losses[step, :active] = self._backward(w, g, x, y, how)
             if extra is not None and self.anchor is not None:
-                self._backward(self.anchor[:active], extra[:active], x, y, step, masks)
+                self._backward(self.anchor[:active], extra[:active], x, y, changed(how, follow=False))
                 g.sub_(extra[:active])
             for s in self.slices:
                 for term in terms:
@@ -140,18 +124,19 @@ class FitStack:
             self._measure(step, active)
         return self._results()
 
-    def _backward(self, w: Tensor, g: Tensor, x: Tensor, y: Tensor, step: int, masks: Masks) -> Tensor:
+    def _backward(self, w: Tensor, g: Tensor, x: Tensor, y: Tensor, how: Pass) -> Tensor:
         """The gradients of one batch of each client into ``g``; gives the losses ``[clients]``."""
         kept: list[Tensor] = []
-        outputs = self.dense.forward(w, x, masks, kept)
+        outputs = self.chain.forward(w, x, how, kept)
         rows, d = self.loss.derivative(outputs, y, **self.args)
-        weights = self.weights.index_select(0, self.real[step, : len(w)])
-        self.dense.backward(w, g, kept, d.mul_(weights.unsqueeze(-1)), masks, self.wanted)
+        assert how.counts is not None
+        weights = self.weights.index_select(0, how.counts)
+        self.chain.backward(w, g, kept, d.mul_(weights.unsqueeze(-1)), how, self.wanted)
         return (rows * weights).sum(1)
 
-    def _masks(self, step: int, active: int) -> list[Tensor | None]:
+    def _masks(self, step: int, active: int) -> Masks:
         masks: list[Tensor | None] = []
-        for i, (layer, width) in enumerate(zip(self.dense.dropouts, self.dense.dropout_widths, strict=True)):
+        for i, (layer, width) in enumerate(zip(self.chain.dropouts, self.chain.dropout_widths, strict=True)):
             if not layer.p or width is None:
                 masks.append(None)
                 continue
@@ -204,5 +189,5 @@ class FitStack:
             )
             slots = None if self.fits[c].slots is None else self.stepper.kept(c, self.before + self.steps[c])
             loss = sums[c] / rows[c]
-            found[place] = FitResult(vectors[c], Buffers(), self.steps[c], rows[c], loss, drift, slots)
+            found[place] = FitResult(vectors[c], self.statistics.of(c), self.steps[c], rows[c], loss, drift, slots)
         return [result for result in found if result is not None]

@@ -1,4 +1,4 @@
-"""The stacked engine: the requests of many clients at once, where the model is dense.
+"""The stacked engine: the requests of many clients at once, where the model is dense, or a tail that is tailored.
 
 Every program runs until it asks for something; equal-shaped requests are then answered in one stack, and so on until
 the last program has ended. What cannot be stacked is done by the reference kernel, one request after another.
@@ -7,25 +7,32 @@ the last program has ended. What cannot be stacked is done by the reference kern
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from ..data.dataset import Dataset
 from ..messages import Job, Outcome
+from ..models.base import Model
 from ..requests import Evaluate, Fit, Gradient, Request
-from .dense import Dense, dense_of
+from .chain import Chain
+from .dense import dense_of
 from .keys import evaluate_key, fit_key, gradient_key
 from .looks import evaluate, gradient
 from .orders import Orders
 from .program import Running, Train, step
 from .serial import Serial
 from .stack import FitStack, Member
+from .tailored import tailored_of
+
+KINDS: tuple[Callable[[Model], Chain | None], ...] = (dense_of, tailored_of)
+"""What finds the stacked form of a model, each of one kind of architecture."""
 
 
 class Stacked(Serial):
-    """Stacks of dense models; measuring and everything else is the serial engine's."""
+    """Stacks of models that have a stacked form; measuring and everything else is the serial engine's."""
 
     stack_bytes: int = 2**20
     """About how many bytes of parameters a stack has; more fall out of the cache, fewer waste calls."""
@@ -33,9 +40,11 @@ class Stacked(Serial):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         plain = self.device.type == "cpu" and self.precision == "float32"
-        found = {name: dense_of(model) if plain else None for name, model in self.models.items()}
-        self.dense: dict[str, Dense] = {name: dense for name, dense in found.items() if dense is not None}
+        found = {name: chain_of(model) if plain else None for name, model in self.models.items()}
+        self.chains: dict[str, Chain] = {name: chain for name, chain in found.items() if chain is not None}
         self.origin = _origin(self.dataset)
+        self.fits: Counter[tuple[str, bool]] = Counter()
+        """How many fits of each model were answered, in a stack or not."""
 
     def run(self, train: Train, jobs: Sequence[Job]) -> list[Outcome]:
         programs = [Running(train, job) for job in jobs]
@@ -44,26 +53,30 @@ class Stacked(Serial):
 
     def key(self, program: Running) -> Hashable | None:
         """Programs with equal keys, of any engine, may be answered in one stack; ``None``: this one is on its own."""
-        dense = self.dense.get(_model_of(program.request))
-        if dense is None or program.job.crash:
+        chain = self.chains.get(_model_of(program.request))
+        if chain is None or program.job.crash:
             return None
         try:
-            found = self._key(dense, program)
+            found = self._key(chain, program)
+            # Models of one signature may take rows of several shapes.
+            row = None if found is None else self.dataset.row_shape(program.request.rows)  # type: ignore[union-attr]
             hash(found)
         except Exception:  # whatever is wrong with a request, the reference kernel says what, and to this client alone
             return None
-        return None if found is None else (dense.signature, self.origin, found)
+        return None if found is None else (chain.signature, self.origin, found, row)
 
-    def _key(self, dense: Dense, program: Running) -> Hashable | None:
+    def _key(self, chain: Chain, program: Running) -> Hashable | None:
         request = program.request
         if isinstance(request, Fit):
-            return None if request.purpose in program.client.used else fit_key(self._kernel, dense, request)
+            return None if request.purpose in program.client.used else fit_key(self._kernel, chain, request)
         if isinstance(request, Evaluate):
-            return evaluate_key(self._kernel, dense, request)
-        return gradient_key(self._kernel, dense, request) if isinstance(request, Gradient) else None
+            return evaluate_key(self._kernel, chain, request)
+        return gradient_key(self._kernel, chain, request) if isinstance(request, Gradient) else None
 
     def alone(self, program: Running) -> None:
         """Answers one program by the reference kernel."""
+        if isinstance(program.request, Fit) and not program.job.crash:
+            self.fits[program.request.start.model, False] += 1
         step(self._kernel, program)
 
     def together(self, programs: Sequence[Running], known: Orders) -> list[Running]:
@@ -72,13 +85,13 @@ class Stacked(Serial):
         Gives those that could not be answered: one client's fault, such as a label that its head does not have, must
         not be that of the others. Each of them is left to its own engine, see `alone`.
         """
-        dense = self.dense[_model_of(programs[0].request)]
-        most = max(1, self.stack_bytes // (4 * dense.space.size))
+        chain = self.chains[_model_of(programs[0].request)]
+        most = max(1, self.stack_bytes // (4 * chain.space.size))
         left: list[Running] = []
         for begin in range(0, len(programs), most):
             chosen = programs[begin : begin + most]
             try:
-                results = self._results(dense, chosen, known)
+                results = self._results(chain, chosen, known)
             except Exception:
                 for program in chosen:
                     if isinstance(program.request, Fit):  # it was free before, or there were no key
@@ -86,22 +99,34 @@ class Stacked(Serial):
                 left += chosen
                 continue
             for program, result in zip(chosen, results, strict=True):
+                if isinstance(program.request, Fit):
+                    self.fits[program.request.start.model, True] += 1
                 program.give(result)
         return left
 
-    def _results(self, dense: Dense, programs: Sequence[Running], known: Orders) -> Sequence[Any]:
+    def _results(self, chain: Chain, programs: Sequence[Running], known: Orders) -> Sequence[Any]:
         kernel, requests = self._kernel, [program.request for program in programs]
         if isinstance(requests[0], Evaluate):
-            return evaluate(kernel, dense, [r for r in requests if isinstance(r, Evaluate)])
+            return evaluate(kernel, chain, [r for r in requests if isinstance(r, Evaluate)])
         if isinstance(requests[0], Gradient):
-            return gradient(kernel, dense, [r for r in requests if isinstance(r, Gradient)])
+            return gradient(kernel, chain, [r for r in requests if isinstance(r, Gradient)])
         pairs = zip(requests, programs, strict=True)
-        return FitStack(kernel, dense, [Member(r, p.client) for r, p in pairs if isinstance(r, Fit)], known).run()
+        return FitStack(kernel, chain, [Member(r, p.client) for r, p in pairs if isinstance(r, Fit)], known).run()
 
     def describe(self) -> str:
-        left = sorted(set(self.models) - set(self.dense))
-        others = f"; {', '.join(left)} by the reference kernel" if left else ""
+        alone = {name for name in self.models if self.fits[name, False]} | (set(self.models) - set(self.chains))
+        partly = {name for name in alone if self.fits[name, True]}
+        others = "".join(
+            f"; {', '.join(sorted(names))} {how}by the reference kernel"
+            for names, how in ((alone - partly, ""), (partly, "partly "))
+            if names
+        )
         return f"stacked on {self.device}, {self.precision}{others}"
+
+
+def chain_of(model: Model) -> Chain | None:
+    """The stacked form of a model; ``None`` where there is none."""
+    return next((chain for kind in KINDS if (chain := kind(model)) is not None), None)
 
 
 def answer_all(programs: Sequence[tuple[Stacked, Running]], known: Orders) -> None:
@@ -132,10 +157,11 @@ def _model_of(request: Request | None) -> str:
 
 def _origin(data: Dataset) -> Hashable:
     """What tells apart data sets whose rows give other batches; equal for the data of two runs of one sweep."""
-    tensors = (data.targets, data.label_maps, data.values, data.scale, data.offset)
+    parts = (data,) if data.members is None else data.members.parts
+    tensors = (data.targets, data.label_maps, data.values, *(t for part in parts for t in (part.scale, part.offset)))
     return (
         data.fingerprint,
-        data.features.data_ptr(),
+        tuple(part.features.data_ptr() for part in parts),
         data.transforms,
         data.peak,
         *(None if t is None else _digest(t) for t in tensors),

@@ -16,7 +16,7 @@ from ..loading import expand, is_many, load, overridden, parse_overrides, parse_
 from ..report.load import distinct
 from ..report.page import write_report
 from ..running import dumped
-from ..setup import assemble, resolve_config
+from ..setup import Setup, assemble, resolve_config
 from .app import Changes, Source, app
 from .tables import out, print_line, print_table, show_comparison
 
@@ -39,12 +39,23 @@ def show(config: Source, changes: Changes = None) -> None:
             resolve_config(single.raw)
     out.print(yaml.safe_dump(dumped(resolved), sort_keys=False, width=100), markup=False, soft_wrap=True, end="")
     setup = assemble(resolved)
-    model = setup.world.models["main"]
-    out.print(f"\nmodel: {model.space.size:,} trainable parameters; segments " + _segments(model.space))
+    out.print("")
+    for name, model in setup.world.models.items():
+        about = f"{model.space.size:,} trainable parameters; segments {_segments(model.space)}"
+        out.print(f"model{_whose(name, setup)}: {about}", markup=False, soft_wrap=True)
     for line in setup.notes:
         print_line(f"note: {line}")
     for table in describe(setup.stream, resolved.rounds):
         print_table(table.title, table.columns, table.rows)
+
+
+def _whose(name: str, setup: Setup) -> str:
+    """The tasks whose model it is, where they have several models."""
+    names = setup.stream.task_names
+    own = [
+        names[t] if t < len(names) else f"task {t}" for t, model in enumerate(setup.world.task_models) if model == name
+    ]
+    return f" of {', '.join(own)}" if len(setup.world.models) > 1 and own else ""
 
 
 def _segments(space: Any) -> str:
@@ -63,7 +74,8 @@ def methods() -> None:
             settings = ", ".join(_setting(name, s) for name, s in registry.settings_of(target).items())
             table.append([kind, _first_sentence(target), settings])
         for alias, meaning in registry.ALIASES.get(part, {}).items():
-            table.append([alias, f"alias of {json.dumps(meaning)}", ""])
+            more = {part: meaning, **registry.SYSTEMS[alias]} if alias in registry.SYSTEMS else meaning
+            table.append([alias, f"alias of {json.dumps(more)}", ""])
         print_table(part, ["kind", "what it is", "settings"], table)
 
 

@@ -1,4 +1,4 @@
-"""The commands that run something: ``run``, ``sweep``, ``resume``."""
+"""The commands that run something: ``run``, ``sweep``, ``resume``, ``pretrain``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..loading import parse_overrides
 from ..progress import Bar
 from ..sweeps import sweep as run_sweep
 from .app import Changes, Force, Source, app
-from .tables import show_result
+from .tables import print_line, show_result
 
 
 @app.command()
@@ -66,3 +66,30 @@ def sweep(
 def resume(folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an unfinished run.")]) -> None:
     """Go on with an interrupted run or sweep; the numbers are those of an uninterrupted one."""
     show_result(api.resume(folder, progress=Bar()))
+
+
+@app.command()
+def pretrain(
+    config: Source,
+    changes: Changes = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="The weights file; default NAME.safetensors in the working directory.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="The run's folder; default runs/ and the file's name without its ending.")
+    ] = None,
+    force: Annotated[bool, typer.Option(help="Replace a run and a file that are there already.")] = False,
+) -> None:
+    """Train a model centrally, and write it as a file for model.weights or a backbone's weights.
+
+    CONFIG has a stream with one client, which holds all rows that are trained on. The same command again goes on where
+    an interrupted one stopped.
+    """
+    from ..models.pretraining import read_about, sentence
+    from ..pretraining import pretrain as pretrained
+
+    path, found = pretrained(
+        config, parse_overrides(changes or []), out=out_file, folder=folder, force=force, progress=Bar()
+    )
+    show_result(found)
+    print_line(f"weights: {path} ({sentence(read_about(path) or {})})")

@@ -33,6 +33,10 @@ def predict(
     column: Annotated[
         str | None, typer.Option(help="The column with the images, if a parquet file has several.")
     ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(help="Read the rows as those of this source, if the model serves several of different kinds."),
+    ] = None,
     out_file: Annotated[
         Path | None, typer.Option("--out", help="A CSV file for the predictions; its folder is made if it is missing.")
     ] = None,
@@ -42,7 +46,7 @@ def predict(
 
     if out_file is not None:
         check_out(out_file, data, folder)
-    frame = predicted(folder, data, entry=entry, target=target, column=column)
+    frame = predicted(folder, data, entry=entry, target=target, column=column, source=source)
     about = frame.attrs
     if about["round"] < about["rounds"]:
         err.print(

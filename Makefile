@@ -42,6 +42,9 @@ bench: setup ## the benchmarks; each prints one JSON line last
 	$(BIN)/python benchmarks/stacked.py
 	$(BIN)/python benchmarks/sweep.py
 	$(BIN)/python benchmarks/kernels.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/cluster.py
+	$(BIN)/python benchmarks/nettailor.py
 
 constraints: ## resolve constraints.txt anew, with all extras
 	$(PYTHON) -m venv .venv-constraints

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .data.dataset import Dataset
     from .errors import ConfigError, DataError, RunError, ShoalError
     from .prediction import predict
+    from .pretraining import pretrain
     from .registry import register
     from .sweeps import sweep
     from .track.base import Tracker
@@ -27,6 +28,7 @@ __all__ = [
     "Tracker",
     "from_arrays",
     "predict",
+    "pretrain",
     "register",
     "resume",
     "run",
@@ -45,6 +47,7 @@ _HOMES = {
     "Tracker": "track.base",
     "from_arrays": "data.arrays",
     "predict": "prediction",
+    "pretrain": "pretraining",
     "register": "registry",
     "resume": "api",
     "run": "api",

@@ -25,6 +25,8 @@ def _as_name(value: Any) -> Any:
 
 Part = Annotated[dict[str, Any], pydantic.BeforeValidator(_as_part)]
 """The settings of a part; a part without settings may be written as a word."""
+LossArgument = Annotated[float | str, Field(union_mode="left_to_right")]
+"""A number where it can be read as one, else a word."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -36,7 +38,7 @@ class Local(_Strict):
     """Local training: what a client does with one entry in one round.
 
     ``keep``: the optimiser's moments go on where the client's last fit of the entry left them, else every round begins
-    with a new optimiser.
+    with a new optimiser. ``compression``: how the model that comes out is sent to the server, as it is without.
     """
 
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -54,9 +56,10 @@ class Local(_Strict):
     steps: int | None = Field(None, ge=1)
     batch_size: int = Field(32, ge=1)
     loss: str = "cross_entropy"
-    loss_args: dict[str, float] = {}
+    loss_args: dict[str, LossArgument] = {}
     augment: list[str] = []
     learner: Part = {"kind": "plain"}
+    compression: Part | None = None
 
     @pydantic.model_validator(mode="after")
     def _momentum_is_of_sgd(self) -> Local:
@@ -150,13 +153,41 @@ class Execution(_Strict):
     """Where and how the clients' work is done. ``workers: null`` is one per core.
 
     ``auto`` is ``stacked`` where every model is dense and on the CPU in float32, else ``workers``; never by the
-    number of cores.
+    number of cores. ``cluster`` are Ray actors: so many ``actors`` (``null``: one per processor of the cluster) of the
+    cluster at ``address`` (``null``: one that is started on this machine for the run).
     """
 
-    kind: Literal["serial", "workers", "stacked", "auto"] = "workers"
+    kind: Literal["serial", "workers", "stacked", "cluster", "auto"] = "workers"
     workers: int | None = Field(None, ge=1)
+    actors: int | None = Field(None, ge=1)
+    address: str | None = None
     device: str = "cpu"
     precision: Literal["float32", "bf16"] = "float32"
+
+    @pydantic.model_validator(mode="after")
+    def _cluster_apart(self) -> Execution:
+        given = {"actors": self.actors, "address": self.address}
+        if self.kind != "cluster":
+            extra = [f"execution.{name}: {value!r}" for name, value in given.items() if value is not None]
+            if extra:
+                raise ValueError(f"{', '.join(extra)}, but kind is {self.kind}; only kind: cluster has actors")
+            return self
+        if self.workers is not None:
+            raise ValueError(
+                f"execution.workers: {self.workers} are threads of one machine, and kind: cluster has actors; set "
+                f"execution.actors"
+            )
+        if self.device != "cpu":
+            raise ValueError(
+                f"execution.device: {self.device!r}, but the actors of kind: cluster train on processors alone; leave "
+                f"device out, or use kind: workers on the machine with the device"
+            )
+        if self.address is not None and self.address.startswith("ray://"):
+            raise ValueError(
+                f"execution.address: {self.address!r} is that of a Ray client; call shoal on a machine of the cluster, "
+                f"with address: auto or HOST:PORT"
+            )
+        return self
 
 
 class Checkpoint(_Strict):

@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 
 from .bank import State
-from .engine.workers import Workers
 from .experiment import Experiment
 
 
@@ -63,8 +62,8 @@ def estimate(experiment: Experiment, state: State) -> Estimate | None:
             models = [experiment.setup.method.compose(state.bank, keys) for keys in born[:1]]
             experiment.engine.score([(models, target.test)])
         evaluation = (time.perf_counter() - began) * len(experiment.setup.stream.targets(1)) / config.evaluate.every
-    parallel = min(experiment.engine.workers, tried) if isinstance(experiment.engine, Workers) else 1
+    parallel = min(experiment.engine.workers, tried)
     warmup = experiment.setup.stream.clients if state.round < 0 else 0
-    fits = (rounds * tried + warmup) * experiment.exchanges
+    fits = (rounds * tried + warmup) * max(1, experiment.asking(state))
     total = fits * first / parallel + rounds * evaluation
     return Estimate(total, rounds, tried, first, evaluation)

@@ -9,8 +9,11 @@ from typing import Any
 
 import torch
 
+from .adding import adding, blocks
 from .bank import Bank, Key, State, Value
+from .compression.base import Compressed
 from .engine.base import Engine
+from .engine.program import Train
 from .messages import Assignment, Client, Failure, Job, Outcome, Participant, Update
 from .metrics.base import Line, Seen
 from .metrics.rounds import due
@@ -152,19 +155,34 @@ class Experiment:
         For estimating the time: a client program is a pure function, so trying it changes nothing.
         """
         number = max(1, state.round + 1)
-        when = Moment(self.setup.config.seed, number)
         selected = self._select(number)
         for s in selected:
             held = self.setup.stream.holding(s.client, number)
             if len(held.train):
-                seats = [self._seat(s, held)]
-                given = self._assigned(self.setup.method.assign(state.bank, when, seats), state.bank, seats)
+                when, given = self._first_asked(state.bank, number, [self._seat(s, held)])
                 jobs = [
                     self._job(a, when, state.clients, {s.client: held}, {s.client: Selected(s.client)}) for a in given
                 ]
-                self.engine.run(self.setup.method.train, jobs)
+                self.engine.run(self._train, jobs)
                 return len(selected)
         return None
+
+    def _first_asked(self, bank: Bank, number: int, seats: Sequence[Participant]) -> tuple[Moment, list[Assignment]]:
+        """The first exchange of a round in which these participants are asked for something."""
+        for exchange in range(self.exchanges):
+            when = Moment(self.setup.config.seed, number, exchange)
+            given = self._assigned(self.setup.method.assign(bank, when, seats), bank, seats)
+            if given:
+                break
+        return when, given
+
+    def asking(self, state: State) -> int:
+        """In how many exchanges of the next round anybody is asked for something, as far as is known before it."""
+        number = max(1, state.round + 1)
+        held = [(s, self.setup.stream.holding(s.client, number)) for s in self._select(number)]
+        seats = [self._seat(s, rows) for s, rows in held if len(rows.train)]
+        moments = [Moment(self.setup.config.seed, number, exchange) for exchange in range(self.exchanges)]
+        return sum(bool(list(self.setup.method.assign(state.bank, when, seats))) for when in moments)
 
     # ---- select ---------------------------------------------------------------------------------------------
 
@@ -174,6 +192,12 @@ class Experiment:
         return self.setup.selection.draw(Moment(self.setup.config.seed, number))
 
     # ---- assign, train, merge -------------------------------------------------------------------------------
+
+    @property
+    def _train(self) -> Train:
+        """The clients' program, with the compression of what they send if there is any."""
+        method, compression = self.setup.method, self.setup.method.learner.compression
+        return method.train if compression is None else Compressed(method.train, compression, self.setup.world)
 
     def _seat(self, s: Selected, held: Holding) -> Participant:
         """A participant as the method sees it."""
@@ -191,20 +215,18 @@ class Experiment:
         method = self.setup.method
         seats = [self._seat(s, now.holdings[s.client]) for s in present]
         assignments = self._assigned(method.assign(bank, when, seats), bank, seats)
+        if seats and not assignments and when.exchange + 1 < self.exchanges:
+            return bank  # nothing to ask for before the exchange in which everybody trains
         fates = {s.client: s for s in present}
         probed = self._probed(when.round)
         jobs = [self._job(given, when, clients, now.holdings, fates, probed) for given in assignments]
-        outcomes = self.engine.run(method.train, jobs)
-        accepted = []
-        screen = Screen(method.births, method.newborn)
-        for job, outcome in zip(jobs, outcomes, strict=True):
-            update = self._answer(job, outcome, fates[outcome.client], screen, now)
-            if update is not None:
-                accepted.append(update)
+        accepted, outcomes = self._answers(bank, jobs, fates, now)
         now.assignments += assignments
         now.outcomes += outcomes
-        if len(accepted) < max(1, self.setup.config.participation.minimum):
-            needed = self.setup.config.participation.minimum
+        needed = self.setup.config.participation.minimum
+        if len(assignments) < len(seats):  # of an exchange that asks some of them no more than those can answer
+            needed = min(needed, len(assignments))
+        if len(accepted) < max(1, needed):
             now.note("unchanged", exchange=when.exchange, updates=len(accepted), needed=needed)
             return bank
         merged = method.merge(bank, accepted, when)
@@ -229,14 +251,35 @@ class Experiment:
             if update.state:
                 clients[update.client] = {**clients.get(update.client, {}), **update.state}
             for key, part in update.parts.items():
-                if part.vector is not None:  # a first exchange may only ask for numbers
+                if part.trained:  # a first exchange may only ask for numbers
                     now.trained.setdefault(key, set()).add(update.client)
         for line in method.records(bank, merged, accepted, when):
             now.note(**line)
         return merged
 
-    @staticmethod
-    def _assigned(given: Iterable[Assignment], bank: Bank, seats: Sequence[Participant]) -> list[Assignment]:
+    def _answers(
+        self, bank: Bank, jobs: Sequence[Job], fates: Mapping[int, Selected], now: _Round
+    ) -> tuple[list[Update], list[Outcome]]:
+        """The updates that reach the server, and what the engine gave; without vectors where those are added up."""
+        method = self.setup.method
+        screen = Screen(method.births, method.newborn)
+        keep = any(measure.reads_vectors for measure in self.setup.measures.values())
+        sums = adding(method, bank, jobs, fates, keep)
+        accepted: list[Update] = []
+        outcomes: list[Outcome] = []
+        for block in [jobs] if sums is None else blocks(jobs, getattr(self.engine, "workers", 1)):
+            found = self.engine.run(self._train, block)
+            updates = [
+                self._answer(job, outcome, fates[outcome.client], screen, now)
+                for job, outcome in zip(block, found, strict=True)
+            ]
+            if sums is not None:
+                updates, found = sums.take(updates, found)
+            accepted += [update for update in updates if update is not None]
+            outcomes += found
+        return accepted, outcomes
+
+    def _assigned(self, given: Iterable[Assignment], bank: Bank, seats: Sequence[Participant]) -> list[Assignment]:
         """The assignments sorted by client, each with its entries from the bank as it is now."""
         expected = {seat.id for seat in seats}
         found: dict[int, Assignment] = {}
@@ -247,6 +290,8 @@ class Experiment:
                     f"for the participants {sorted(expected)}"
                 )
             keys = dict.fromkeys((*assignment.keys, *assignment.own))
+            if self.setup.method.births:  # what will be born at the client, and stay there
+                keys = {key: None for key in keys if key in bank.entries or key not in assignment.own}
             unknown = [key for key in keys if key not in bank.entries]
             if unknown:
                 raise ValueError(f"assign names {unknown}, but the bank has {list(bank.entries)[:10]}")

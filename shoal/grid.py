@@ -43,7 +43,7 @@ class Grid:
         """The changes of each cell by its name; one cell without a name and without changes for an empty grid."""
         if not self.values:
             return {"": {}}
-        short = _short(list(self.values))
+        short = short_names(list(self.values))
         words = {key: [_word(value) for value in values] for key, values in self.values.items()}
         found: dict[str, dict[str, Any]] = {}
         taken: set[str] = set()
@@ -91,7 +91,7 @@ def ordered(given: Any, before: Any) -> Any:
     return {key: ordered(given[key], before[key]) for key in before}
 
 
-def _short(keys: Sequence[str]) -> dict[str, str]:
+def short_names(keys: Sequence[str]) -> dict[str, str]:
     """The shortest ending of every dotted name that no other one has: ``local.lr``, ``server.lr``, ``tau``."""
     found = {}
     for key in keys:

@@ -15,6 +15,7 @@ from .requests import Score
 
 if TYPE_CHECKING:
     from .models.base import Model
+    from .server.sums import Sum
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ class Client:
 class Assignment:
     """Which entries one client receives; at most one per client and exchange.
 
-    ``keys`` are sent to it and counted in bytes; ``own`` are already there, and answers for them stay there.
-    ``entries`` is filled in by the loop, from the bank as it was at the start of the exchange. ``times`` counts
-    draws with replacement: the client trains once and counts that often.
+    ``keys`` are sent to it and counted in bytes; ``own`` are already there, or will be born there (`Method.births`),
+    and answers for them stay there. ``entries`` is filled in by the loop, from the bank as it was at the start of the
+    exchange. ``times`` counts draws with replacement: the client trains once and counts that often.
     """
 
     client: int
@@ -110,8 +111,9 @@ class Part:
     ``vector`` is the new model, or ``None`` when only ``extra`` is sent (no server step is taken then).
     ``mask`` (bool, of the vector's size) says which coordinates are sent; ``None`` is all. ``base`` (of the vector's
     size) is what this answer's change is measured from and stepped from, where that is not the entry itself: the mix
-    that a peer trained from. Only the one answer for an entry may have one. ``client`` and ``times`` are filled in by
-    the loop.
+    that a peer trained from. Only the one answer for an entry may have one. ``encoded`` is the number of bytes
+    that the vector took, where it was not sent as float32 numbers (``local.compression``). ``client`` and ``times`` are
+    filled in by the loop; ``total`` too, where the vector was added to those of the other answers and let go.
     """
 
     vector: Tensor | None
@@ -123,15 +125,23 @@ class Part:
     client: int = -1
     times: int = 1
     base: Tensor | None = None
+    encoded: int | None = None
+    total: Sum | None = None
+
+    @property
+    def trained(self) -> bool:
+        """Whether a model came, which may be part of a ``total`` by now."""
+        return self.vector is not None or self.total is not None
 
     @property
     def bytes(self) -> int:
         """Bytes sent to the server; with a mask its sent coordinates and one bit for each coordinate."""
-        tensors = (self.vector, self.base, self.buffers.floats, self.buffers.counters, *self.extra.values())
-        total = sum(t.numel() * t.element_size() for t in tensors if t is not None)
-        if self.mask is not None and self.vector is not None:
+        vector = self.vector if self.encoded is None else None
+        tensors = (vector, self.base, self.buffers.floats, self.buffers.counters, *self.extra.values())
+        total = (self.encoded or 0) + sum(t.numel() * t.element_size() for t in tensors if t is not None)
+        if self.mask is not None and vector is not None:
             unsent = self.mask.numel() - int(self.mask.sum())
-            total += (self.mask.numel() + 7) // 8 - unsent * self.vector.element_size()
+            total += (self.mask.numel() + 7) // 8 - unsent * vector.element_size()
         return total
 
 

@@ -26,7 +26,7 @@ def default_segments(module: nn.Module) -> dict[str, list[str]]:
     both belongs to ``classifier``.
     """
     names = _trainable_names(module)
-    prefix = "classifier" if _trainable_part(module, "classifier") else _head_layer(module)
+    prefix = "classifier" if _trainable_part(module, "classifier") else head_layer(module)
     inside = [n for n, aliases in names.items() if prefix is not None and _any_under(aliases, [prefix])]
     outside = [n for n in names if n not in inside]
     return {name: found for name, found in (("features", outside), ("classifier", inside)) if found}
@@ -47,7 +47,7 @@ def _trainable_part(module: nn.Module, name: str) -> bool:
     return isinstance(part, nn.Module) and any(p.requires_grad for p in part.parameters())
 
 
-def _head_layer(module: nn.Module) -> str | None:
+def head_layer(module: nn.Module) -> str | None:
     """The last linear layer by the order of definition: in ``classifier``, if there is one, else anywhere."""
     found = [
         name
@@ -97,7 +97,7 @@ class ParameterSpace:
             declared = getattr(module, "segments", None)
             groups = declared if isinstance(declared, Mapping) else default_segments(module)
         names = _trainable_names(module)
-        head = _head_layer(module)
+        head = head_layer(module)
         inside = [n for n, aliases in names.items() if head is not None and _any_under(aliases, [head])]
         every = [n for n, _ in module.named_parameters(remove_duplicate=False)]
         order = _ordered(names, every, groups, inside)
@@ -232,6 +232,11 @@ class ParameterSpace:
                 return entry.vector[..., begin : begin + wanted.stop - wanted.start]
             offset += here.stop - here.start
         raise KeyError(f"the entry covers {list(covers)}, not {segment!r}")
+
+    def shapes(self, segments: Sequence[str] | None) -> list[tuple[int, ...]]:
+        """The shapes of the parameters of an entry that covers these top-level segments, in the order of its vector."""
+        where = [slice(0, self.size)] if segments is None else [self.slice_of(name) for name in segments]
+        return [slot.shape for s in where for slot in self.slots.values() if s.start <= slot.offset < s.stop]
 
     def size_of(self, segments: Sequence[str] | None) -> int:
         """The number of parameters of an entry that covers these top-level segments."""

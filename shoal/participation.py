@@ -35,14 +35,27 @@ def count_of(settings: Participation, clients: int) -> int:
 
 
 class Selection:
-    """Draws the participants of each round. ``rows`` gives how many training rows a client has in round 1."""
+    """Draws the participants of each round; a draw costs what those that are drawn cost, however many there are.
 
-    def __init__(self, settings: Participation, clients: int, rows: Callable[[int], int]) -> None:
+    ``rows`` gives how many training rows a client has in round 1, ``sizes`` those of all clients at once, or ``None``
+    where they are not known without asking for each.
+    """
+
+    def __init__(
+        self,
+        settings: Participation,
+        clients: int,
+        rows: Callable[[int], int],
+        sizes: Callable[[], np.ndarray | None] = lambda: None,
+    ) -> None:
         self.settings = settings
         self.clients = clients
         self.rows = rows
+        self.sizes = sizes
         self.count = count_of(settings, clients)
-        self.probabilities = self._probabilities(rows)
+        self.probabilities = self._probabilities()
+        p = self.probabilities
+        self._weighted = None if p is None else (p, _cumulated(p))
         replacement = settings.replacement
         self.replacement = self.probabilities is not None if replacement is None else replacement
         available = clients if self.probabilities is None else int(np.count_nonzero(self.probabilities))
@@ -57,11 +70,18 @@ class Selection:
                 f"{1 if self.replacement else self.count} different participants; lower minimum or raise count"
             )
 
-    def _probabilities(self, rows: Callable[[int], int]) -> np.ndarray | None:
+    def held(self) -> np.ndarray:
+        """The training rows of every client in round 1, float64 ``[clients]``."""
+        sizes = self.sizes()
+        if sizes is None:
+            sizes = np.fromiter((self.rows(client) for client in range(self.clients)), np.float64, self.clients)
+        return sizes.astype(np.float64)
+
+    def _probabilities(self) -> np.ndarray | None:
         given = self.settings.probabilities
         if given is None:
             return None
-        values = [rows(c) for c in range(self.clients)] if given == "rows" else given
+        values = self.held() if given == "rows" else given
         p = np.asarray(values, dtype=np.float64)
         if p.shape != (self.clients,):
             raise ConfigError(
@@ -78,9 +98,26 @@ class Selection:
             drawn = np.arange(self.clients)
         else:
             rng = when.random("participation")
-            drawn = rng.choice(self.clients, self.count, self.replacement, self.probabilities)
+            if self._weighted is None:
+                drawn = rng.choice(self.clients, self.count, self.replacement)
+            else:
+                drawn = self._by_weight(rng, *self._weighted)
         ids, times = np.unique(drawn, return_counts=True)
         return [self._fate(when, int(c), int(t)) for c, t in zip(ids, times, strict=True)]
+
+    def _by_weight(self, rng: np.random.Generator, probabilities: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """What ``rng.choice(clients, count, replacement, probabilities)`` gives, which sums them anew in every draw."""
+        if self.replacement:
+            return np.searchsorted(ends, rng.random(self.count), side="right")
+        drawn = np.empty(0, dtype=np.int64)
+        while len(drawn) < self.count:
+            if len(drawn):  # in place of those that were drawn twice, others of what is left
+                left = probabilities.copy()
+                left[drawn] = 0
+                ends = _cumulated(left)
+            found = np.searchsorted(ends, rng.random(self.count - len(drawn)), side="right")
+            drawn = np.append(drawn, found[np.sort(np.unique(found, return_index=True)[1])])
+        return drawn
 
     def _fate(self, when: Moment, client: int, times: int) -> Selected:
         late, broken = self.settings.straggler_probability, self.settings.crash_probability
@@ -98,3 +135,8 @@ class Selection:
         a, b = when.random("partial work", client).random(2)
         least = self.settings.partial_least
         return float(least + (1 - least) * b) if a < self.settings.partial_probability else 1.0
+
+
+def _cumulated(probabilities: np.ndarray) -> np.ndarray:
+    ends = np.cumsum(probabilities)
+    return np.asarray(ends / ends[-1])

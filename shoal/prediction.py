@@ -38,13 +38,15 @@ def predict(
     entry: str | None = None,
     target: str | Mapping[str, Any] | None = None,
     column: str | None = None,
+    source: str | None = None,
 ) -> pd.DataFrame:
     """Predictions of a run's model for further rows, one row each.
 
     ``rows`` is a path, an array, a data frame or a `Dataset`, see `shoal.rows.read_rows`. Rows are taken as they are:
     a task that was made by turning images wants turned images. A run with several models needs ``entry``, a key of
     its bank, or ``target``, such as ``"task=3"``: then it is the model that served this target when it was measured
-    last. ``column`` names the images of a parquet file that has several such columns.
+    last. ``column`` names the images of a parquet file that has several such columns. ``source`` says as whose rows
+    these are read, where the model serves several sources that keep their images each in its own way.
 
     Columns: ``row`` (a number) or ``file``; ``prediction``, the original name of a class or a value in its units;
     and for classes ``confidence`` and ``p:NAME`` each (softmax of the outputs). Several values are ``prediction:0``,
@@ -55,8 +57,9 @@ def predict(
     """
     model = Predictor(Path(folder))
     keys, classes = model.chosen(entry, target)
-    read = read_rows(rows, model.serving, column)
-    frame = _frame(read, model.outputs(keys, read.features), classes, model.serving)
+    about = model.reading(keys, target, source)
+    read = read_rows(rows, about, column)
+    frame = _frame(read, model.outputs(keys, read.features, about), classes, about)
     frame.attrs = {
         "entry": "+".join(keys),
         "round": model.round,
@@ -99,7 +102,10 @@ class Predictor:
         if self.finished:
             # All numbers are in model.safetensors, constants too: the file that they started from may be gone.
             settings = without_files(settings)
-        return build_models(settings, tuple(about["shape"]), about["outputs"], about["task_outputs"], self.config.seed)
+        shapes = [tuple(shape) for shape in about.get("task_shapes", ())]
+        return build_models(
+            settings, tuple(about["shape"]), about["outputs"], about["task_outputs"], self.config.seed, shapes
+        )
 
     def _method(self, task_models: tuple[str, ...]) -> Method:
         about = self.serving
@@ -200,13 +206,33 @@ class Predictor:
 
     def _classes_of(self, keys: tuple[Key, ...]) -> list[str]:
         """The names of a model's outputs: those of the targets that it may serve."""
-        served = [
-            t for t in self.serving["targets"] if keys in [tuple(k) for k in self.method.candidates(self.bank, t)]
-        ]
-        found = {tuple(self._classes(labels)) for labels in served}
+        found = {tuple(self._classes(labels)) for labels in self._served(keys)}
         if len(found) > 1:
             raise ConfigError(f"{'+'.join(keys)} serves targets with different classes; {self._listed()}")
         return list(found.pop()) if found else list(self.serving["classes"])
+
+    def _served(self, keys: tuple[Key, ...]) -> list[dict[str, Any]]:
+        """The targets that a model may serve."""
+        return [t for t in self.serving["targets"] if keys in [tuple(k) for k in self.method.candidates(self.bank, t)]]
+
+    def reading(
+        self, keys: tuple[Key, ...], target: str | Mapping[str, Any] | None, source: str | None
+    ) -> Mapping[str, Any]:
+        """How further rows are read for a model, see `shoal.serving`: as those of its source, where it has its own."""
+        sources = self.serving.get("sources", {})
+        if not sources:
+            if source is not None:
+                raise ConfigError(f"source: {source!r} is not needed, the run reads all rows in one way; leave it out")
+            return self.serving
+        by_target = self.serving["sources_by_target"]
+        targets = self._served(keys) if target is None else [self._target(target)]
+        known = list(dict.fromkeys(name for labels in targets for name in by_target.get(name_of(labels), ())))
+        known = known or list(sources)
+        if source is None and len(known) > 1:
+            raise ConfigError(f"this model serves rows of several sources; give --source, one of {_few(known)}")
+        if source is not None and source not in known:
+            raise ConfigError(f"source: this model has no rows of {source!r}; it serves {_few(known)}")
+        return {**self.serving, **sources[source or known[0]]}
 
     def untrained(self, keys: tuple[Key, ...]) -> list[str]:
         """A note if no update of a client has reached these entries; nothing where it is not known."""
@@ -226,12 +252,13 @@ class Predictor:
 
     # ---- what it says -----------------------------------------------------------------------------------------
 
-    def outputs(self, keys: tuple[Key, ...], features: np.ndarray) -> Tensor:
-        """The outputs for these rows, float32 ``[rows, outputs]``; of a regression float64, in the source's units."""
+    def outputs(self, keys: tuple[Key, ...], features: np.ndarray, about: Mapping[str, Any]) -> Tensor:
+        """The outputs for rows that were read as `reading` says, float32 ``[rows, outputs]``; of a regression float64,
+        in the source's units."""
         served = self.method.compose(self.bank, keys)
         work = Workspace(self.models[served.model], torch.device("cpu"))
         self._place(work, served.model)
-        data = self._dataset(features)
+        data = _dataset(features, about)
         found = []
         with one_torch_thread(), torch.no_grad(), work.holding(served, training=False) as module:
             for begin in range(0, len(features), EVALUATION_ROWS):
@@ -251,28 +278,29 @@ class Predictor:
                     places[leaf].copy_(value)
         work.defaults = work.model.buffers.read(work.module)
 
-    def _dataset(self, features: np.ndarray) -> Dataset:
-        about = self.serving
 
-        def vector(name: str, kind: torch.dtype = torch.float32) -> Tensor | None:
-            return None if about[name] is None else torch.tensor(about[name], dtype=kind)
+def _dataset(features: np.ndarray, about: Mapping[str, Any]) -> Dataset:
+    """Features as the rows of a data set that is normalised as ``about`` says."""
 
-        scale, offset = vector("scale"), vector("offset")
-        assert scale is not None
-        assert offset is not None
-        return Dataset(
-            name=about["data"],
-            features=torch.from_numpy(features),
-            labels=torch.zeros(len(features), dtype=torch.int64),
-            classes=tuple(about["classes"]),
-            train=torch.arange(0),
-            test=torch.arange(len(features)),
-            scale=scale,
-            offset=offset,
-            peak=about["peak"],
-            value_scale=vector("value_scale", torch.float64),
-            value_offset=vector("value_offset", torch.float64),
-        )
+    def vector(name: str, kind: torch.dtype = torch.float32) -> Tensor | None:
+        return None if about[name] is None else torch.tensor(about[name], dtype=kind)
+
+    scale, offset = vector("scale"), vector("offset")
+    assert scale is not None
+    assert offset is not None
+    return Dataset(
+        name=about["data"],
+        features=torch.from_numpy(features),
+        labels=torch.zeros(len(features), dtype=torch.int64),
+        classes=tuple(about["classes"]),
+        train=torch.arange(0),
+        test=torch.arange(len(features)),
+        scale=scale,
+        offset=offset,
+        peak=about["peak"],
+        value_scale=vector("value_scale", torch.float64),
+        value_offset=vector("value_offset", torch.float64),
+    )
 
 
 @contextlib.contextmanager

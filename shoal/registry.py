@@ -50,6 +50,7 @@ PARTS: dict[str, dict[str, str]] = {
     },
     "model": {
         "cnn": "shoal.models.cnn:cnn",
+        "decomposed": "shoal.models.decomposed:decomposed",
         "efficientnet-lite0": "shoal.models.efficientnet:efficientnet_lite0",
         "lenet": "shoal.models.lenet:lenet",
         "mlp": "shoal.models.mlp:mlp",
@@ -63,6 +64,7 @@ PARTS: dict[str, dict[str, str]] = {
         "dac": "shoal.methods.dac:Dac",
         "fedavg": "shoal.methods.fedavg:FedAvg",
         "feddrift": "shoal.methods.clustered_feddrift:FedDrift",
+        "fedweit": "shoal.methods.fedweit:FedWeit",
         "hast": "shoal.methods.hast:Hast",
         "ifca": "shoal.methods.clustered_ifca:Ifca",
         "local": "shoal.methods.gossip:Local",
@@ -94,6 +96,10 @@ PARTS: dict[str, dict[str, str]] = {
         "proximal": "shoal.learners.proximal:Proximal",
         "scaffold": "shoal.learners.scaffold:Scaffold",
         "svrg": "shoal.learners.svrg:Svrg",
+    },
+    "compression": {
+        "qsgd": "shoal.compression.qsgd:Qsgd",
+        "topk": "shoal.compression.topk:TopK",
     },
     "mean": {
         "clipped": "shoal.server.robust:Clipped",
@@ -192,12 +198,19 @@ ALIASES: dict[str, dict[str, dict[str, Any]]] = {
         "fedmomentum": {"kind": "fedavg", "server": {"kind": "momentum"}},
         "fedsgd": {"kind": "fedavg", "server": {"kind": "sgd"}},
         "fedyogi": {"kind": "fedavg", "server": {"kind": "yogi"}},
+        "nettailor": {"kind": "fedavg", "per": "task"},
     },
 }
 """Names of known systems for settings of several parts; the run's ``config.yaml`` has the expanded form."""
 
+SYSTEMS: dict[str, dict[str, dict[str, Any]]] = {
+    "nettailor": {"model": {"kind": "nettailor"}},
+}
+"""What an alias of a method says of parts outside of ``method``."""
+
 BASES: dict[str, str] = {
     "calibration": "shoal.server.base:Calibration",
+    "compression": "shoal.compression.base:Compression",
     "data": "shoal.data.source:Source",
     "detector": "shoal.gossip.detectors:Detector",
     "learner": "shoal.learners.base:Learner",

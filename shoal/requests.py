@@ -86,7 +86,7 @@ class Fit:
     anchor: Tensor | None = None
     since: Tensor | None = None
     loss: str | None = None
-    loss_args: Mapping[str, float | Tensor] = field(default_factory=dict)
+    loss_args: Mapping[str, float | str | Tensor] = field(default_factory=dict)
     purpose: str = "fit"
     augment: tuple[str, ...] = ()
     slots: Mapping[str, Tensor] | None = None
@@ -156,7 +156,7 @@ class Gradient:
     per: str = "batch"
     batch: int = 32
     loss: str | None = None
-    loss_args: Mapping[str, float | Tensor] = field(default_factory=dict)
+    loss_args: Mapping[str, float | str | Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

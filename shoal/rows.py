@@ -42,6 +42,8 @@ def read_rows(given: Any, serving: Mapping[str, Any], column: str | None = None)
     reader = serving["reader"]
     kind = reader.get("kind")
     if isinstance(given, Dataset):
+        if given.members is not None:
+            raise DataError(f"{given.name}: its sources keep their rows each in its own way; give one of them alone")
         raw = given.features if given.shift is None else given.features.double() + given.shift
         return Rows(_checked(raw.cpu().numpy(), serving, given.name))
     if isinstance(given, str | Path):

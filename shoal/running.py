@@ -140,9 +140,12 @@ def resume_run(
     return folder
 
 
-FREE = ("name", "description", "execution.workers", "checkpoint.every", "track")
+FREE = (
+    *("name", "description", "execution.workers", "execution.actors", "execution.address"),
+    *("checkpoint.every", "track"),
+)
 """Settings that may change before a resume: no number depends on them."""
-EQUAL = ({"serial", "workers", "auto"}, {"stacked", "auto"})
+EQUAL = ({"serial", "workers", "cluster", "auto"}, {"stacked", "auto"})
 """Kinds of execution with the same bits; ``auto`` is what it was decided to be when the run was started."""
 
 
@@ -171,7 +174,8 @@ def same_configuration(folder: RunFolder, config: Config) -> None:
     if changed:
         raise RunError(
             f"{folder.path}/config.yaml was changed since the run was started: {', '.join(changed)}. Change it back "
-            f"(only {', '.join(FREE)}, and execution.kind between serial and workers, may differ), or start another run"
+            f"(only {', '.join(FREE)}, and execution.kind among serial, workers and cluster, may differ), or start "
+            f"another run"
         )
 
 
@@ -295,7 +299,7 @@ class _Keeper:
                     "checkpoint_seconds_so_far": round(self.spent, 6),
                     "peak_memory_mb": round(self.memory.peak_mb(), 1),
                     "engine": self.engine.describe(),
-                    "workers": getattr(self.engine, "workers", 1),
+                    "workers": self.engine.workers,
                 }
             ],
         )
@@ -303,6 +307,8 @@ class _Keeper:
             self.save(state)
         self.tracker.write(state.round, played.lines)
         self.progress.played(state.round, played.lines)
+        for remark in self.engine.remarks():
+            self.progress.say(remark)
         return state
 
     def _due(self, number: int) -> bool:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pydantic
+from torch import Tensor
 
 from . import registry
 from .config import Config
 from .data.dataset import Dataset
-from .engine import chosen
+from .engine import check_engine, chosen
 from .engine.augment import augmentation
-from .engine.base import find_device
 from .errors import ConfigError
 from .loading import merged
 from .losses import check_arguments
@@ -24,6 +25,7 @@ from .metrics.accuracy import Accuracy
 from .metrics.base import Context, Measure
 from .metrics.functions import check_metrics
 from .models.factory import build_models, resolve_model
+from .models.pretraining import shared
 from .participation import Selection
 from .streams.base import Stream
 
@@ -45,6 +47,27 @@ def _unaliased(part: str, settings: Any) -> Any:
     return settings
 
 
+def _with_system(raw: Any) -> Any:
+    """The configuration with the parts that an alias such as ``method: nettailor`` sets outside of ``method``.
+
+    Raises `ConfigError` for another kind of such a part.
+    """
+    method = raw.get("method") if isinstance(raw, Mapping) else None
+    name = method.get("kind") if isinstance(method, Mapping) else method
+    if not isinstance(name, str):
+        return raw
+    for part, meant in registry.SYSTEMS.get(name, {}).items():
+        given = raw.get(part) or {}
+        given = {"kind": given} if isinstance(given, str) else given
+        if isinstance(given, Mapping) and given.get("kind", meant["kind"]) != meant["kind"]:
+            raise ConfigError(
+                f"{part}.kind: method {name} means {part} {meant['kind']}, too; got {given['kind']!r}. Leave it out, or "
+                f"write the method as {json.dumps(registry.ALIASES['method'][name])}"
+            )
+        raw = {**raw, part: merged(meant, given)} if isinstance(given, Mapping) else raw
+    return raw
+
+
 def _resolve_method(given: Any) -> dict[str, Any]:
     settings = _unaliased("method", given)
     resolved = registry.resolve("method", settings, extra=METHOD_PARTS, default="fedavg")
@@ -58,6 +81,7 @@ def resolve_config(raw: Mapping[str, Any]) -> Config:
 
     Raises `ConfigError`.
     """
+    raw = _with_system(raw)
     try:
         config = Config(**raw)
     except pydantic.ValidationError as error:
@@ -68,24 +92,41 @@ def resolve_config(raw: Mapping[str, Any]) -> Config:
     schedule = config.local.lr_schedule
     if schedule is not None:
         schedule = registry.resolve("schedule", schedule, "local.lr_schedule")
+    compression = config.local.compression
+    if compression is not None:
+        compression = registry.resolve("compression", compression, "local.compression")
     for name in config.local.augment:
         augmentation(name)
     check_arguments(config.local.loss, config.local.loss_args)
+    method = _resolve_method(config.method)
     for name in config.evaluate.measures:
         registry.find("measure", name)
     for name in config.evaluate.metrics:
         registry.find("metric", name)
-    find_device(config.execution.device)
+    check_engine(config.execution)
     return config.model_copy(
         update={
             "data": registry.resolve("data", config.data, default="digits"),
             "stream": registry.resolve("stream", config.stream),
-            "model": resolve_model({"kind": "mlp", **config.model}),
-            "method": _resolve_method(config.method),
-            "local": config.local.model_copy(update={"learner": learner, "lr_schedule": schedule}),
+            "model": resolve_model({"kind": "mlp", **config.model}, _task_models(method, config.stream)),
+            "method": method,
+            "local": config.local.model_copy(
+                update={"learner": learner, "lr_schedule": schedule, "compression": compression}
+            ),
             "track": None if config.track is None else registry.resolve("tracker", config.track, "track"),
         }
     )
+
+
+def _task_models(method: Mapping[str, Any], stream: Mapping[str, Any]) -> int:
+    """How many tasks have models of their own: those of the stream, where the method keeps one for each."""
+    tasks = stream.get("tasks")
+    return tasks if isinstance(tasks, int) and not isinstance(tasks, bool) and _by_task(method) else 0
+
+
+def _by_task(method: Mapping[str, Any]) -> bool:
+    target = registry.find("method", method["kind"])
+    return bool(getattr(target, "keeps_task_models", lambda settings: False)(method))
 
 
 def _names(error: pydantic.ValidationError) -> list[str]:
@@ -116,7 +157,18 @@ class Setup:
         models = [note for model in self.world.models.values() for note in model.notes]
         learner = _unvalidated(self.stream, self.method)
         oracle = _oracle(self.config.method["kind"], self.method)
-        return list(dict.fromkeys([*self.dataset.notes, *models, *self.stream.notes(), *learner, *oracle]))
+        known = _pretrained(self.config, self.stream)
+        return list(dict.fromkeys([*self.dataset.notes, *models, *known, *self.stream.notes(), *learner, *oracle]))
+
+
+def _pretrained(config: Config, stream: Stream) -> list[str]:
+    """What is known of the rows that the models were pre-trained on, and must be said of this run."""
+
+    def tested() -> list[Tensor]:
+        moments = {1, *(last + 1 for last in stream.boundaries), max(1, config.rounds)}
+        return [target.test for moment in sorted(moments) for target in stream.targets(moment)]
+
+    return shared(config.model, stream.dataset, tested, config.data.get("normalize"))
 
 
 def _unvalidated(stream: Stream, method: Method) -> list[str]:
@@ -140,9 +192,7 @@ def _unvalidated(stream: Stream, method: Method) -> list[str]:
 
 def build_stream(config: Config, dataset: Dataset) -> Stream:
     """The stream of a resolved configuration over a data set."""
-    method = registry.find("method", config.method["kind"])
-    by_task = getattr(method, "keeps_task_models", lambda settings: False)(config.method)
-    stream = registry.build("stream", config.stream, dataset, config.seed, config.rounds, by_task)
+    stream = registry.build("stream", config.stream, dataset, config.seed, config.rounds, _by_task(config.method))
     assert isinstance(stream, Stream)
     return stream
 
@@ -177,6 +227,11 @@ def _check_method(method: Any, kind: str) -> None:
         raise ConfigError(
             f"local.learner: {type(method.learner).__name__} with these settings joins numbers of all clients on a "
             f"server, and method {kind} has none; use another learner (svrg: anchor local), or a method with a server"
+        )
+    if method.serverless and method.learner.compression is not None:
+        raise ConfigError(
+            f"local.compression: what is sent is the change of a model that the server knows, and method {kind} has no "
+            f"server; leave local.compression out, or use a method with a server"
         )
     if method.serverless and method.mean.needs_server:
         raise ConfigError(
@@ -225,9 +280,10 @@ def assemble(config: Config, dataset: Dataset | None = None) -> Setup:
     if config.local.augment and not dataset.is_image:
         raise ConfigError(f"local.augment: {config.local.augment} need images; {dataset.name} has tables")
     stream = build_stream(config, dataset)
-    models, task_models = build_models(
-        config.model, stream.dataset.shape, stream.outputs, stream.task_outputs, config.seed
-    )
+    shapes = stream.task_shapes
+    shape = shapes[0] if shapes else stream.dataset.shape
+    models, task_models = build_models(config.model, shape, stream.outputs, stream.task_outputs, config.seed, shapes)
+    shape = shapes[task_models.index("main")] if shapes else shape
     config = config.model_copy(update={"execution": chosen(config.execution, models)})
     world = World(config.seed, stream.clients, config.rounds, models, stream.tasks, len(dataset.classes), task_models)
     for model in models.values():
@@ -241,8 +297,8 @@ def assemble(config: Config, dataset: Dataset | None = None) -> Setup:
             raise ConfigError(
                 f"local.undecayed: no parameter is called {sorted(unknown)}; the model has {list(model.space.names)}"
             )
-    try_loss(config.local.loss, config.local.loss_args, stream.dataset, models["main"])
-    selection = Selection(config.participation, stream.clients, lambda c: len(stream.holding(c, 1).train))
+    try_loss(config.local.loss, config.local.loss_args, stream.dataset, models["main"], shape)
+    selection = Selection(config.participation, stream.clients, lambda c: len(stream.holding(c, 1).train), stream.sizes)
     method = build_method(config, world, selection)
     context = Context(world, stream, method, config.evaluate)
     measures = {name: registry.build("measure", {"kind": name}, context) for name in config.evaluate.measures}

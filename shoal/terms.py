@@ -75,3 +75,26 @@ class Lasso:
 
     def after(self, w: Tensor, s: slice, lr: float) -> None:
         pass
+
+
+@dataclass(frozen=True)
+class Capped:
+    """Adds the gradient of ``strength / 2 * |scale * w - anchor|^2`` before the step, no coordinate of it beyond
+    ``scale * most``: of the Huber function, which is what is left of a squared distance when a second vector with the
+    price ``most * |.|_1`` takes its best part of it (FedWeIT's past tasks).
+
+    ``scale`` and ``anchor`` have one number per coordinate.
+    """
+
+    strength: float
+    most: float
+    scale: Tensor
+    anchor: Tensor
+
+    def gradient(self, w: Tensor, g: Tensor, s: slice) -> None:
+        scale = self.scale[..., s].to(w.device)
+        away = (scale * w - self.anchor[..., s].to(w.device)).mul_(self.strength)
+        g.addcmul_(scale, away.clamp_(-self.most, self.most))
+
+    def after(self, w: Tensor, s: slice, lr: float) -> None:
+        pass

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -36,6 +36,14 @@ def shoal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         return Said(code, printed.out, printed.err)
 
     return run
+
+
+def weights_files(settings: Any) -> set[str]:
+    """The files that a recipe's models start from, in its variants, too."""
+    if not isinstance(settings, dict):
+        return set()
+    own = {value for name, value in settings.items() if name == "weights" and isinstance(value, str)}
+    return own.union(*(weights_files(value) for value in settings.values()))
 
 
 @pytest.fixture

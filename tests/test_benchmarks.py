@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,10 @@ SMALL = {
     "concepts": ["--repetitions", "1", "--clients", "3", "--rows", "16", "--width", "0.1"],
     "stacked": ["--repetitions", "1", "--clients", "3", "--seconds", "0.01"],
     "sweep": ["--repetitions", "1", "--clients", "2", "--rounds", "2"],
+    "cluster": ["--repetitions", "1", "--clients", "2", "--rows", "16", "--rounds", "1", "--models", "mlp"],
+    "growth": ["--axes", "clients", "--clients", "20", "40", "--rounds", "2", "--turns", "1", "--out", os.devnull],
     "kernels": ["--repetitions", "1", "--steps", "1"],
+    "nettailor": ["--repetitions", "1", "--clients", "2", "--rows", "8", "--batch", "4"],
 }
 
 

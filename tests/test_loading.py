@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import weights_files
 
 from shoal.errors import ConfigError
 from shoal.loading import expand, is_many, load, merged, overridden, parse_overrides, recipes
@@ -128,8 +129,11 @@ def test_sources(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(recipes()))
-def test_every_recipe_resolves(name: str) -> None:
+def test_every_recipe_resolves(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     raw = load(name)
+    monkeypatch.chdir(tmp_path)
+    for file in weights_files(raw):
+        Path(file).touch()  # what is in it is looked at later
     assert raw["name"] == name
     assert raw["description"]
     for single in expand(raw):
@@ -169,3 +173,15 @@ def test_a_name_becomes_a_folder() -> None:
             resolve_config({"name": name, "stream": STREAM})
     with pytest.raises(ConfigError, match="quote them"):
         resolve_config({"name": False, "stream": STREAM})
+
+
+def test_an_alias_may_set_another_part_too() -> None:
+    stream = {"kind": "tasks", "tasks": 2, "clients": 2}
+    short = {"stream": stream, "rounds": 2, "method": "nettailor", "model": {"skips": 2}}
+    long = {**short, "method": {"kind": "fedavg", "per": "task"}, "model": {"kind": "nettailor", "skips": 2}}
+    assert resolve_config(short) == resolve_config(long)
+    with_server = resolve_config({**short, "method": {"kind": "nettailor", "server": "adam"}})
+    assert (with_server.method["per"], with_server.method["server"]["kind"]) == ("task", "adam")
+    assert with_server.model["kind"] == "nettailor"
+    with pytest.raises(ConfigError, match=r"model.kind: method nettailor means model nettailor, too; got 'mlp'"):
+        resolve_config({**short, "model": "mlp"})

@@ -88,3 +88,23 @@ def test_fates_have_their_probabilities() -> None:
 def test_a_million_clients_cost_nothing() -> None:
     drawn = selection(1_000_000, count=10).draw(Moment(0, 1))
     assert len({s.client for s in drawn}) == 10
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+@pytest.mark.parametrize("clients", [3, 40])
+def test_draws_by_probability_are_numpys(clients: int, replacement: bool) -> None:
+    p = np.random.default_rng(clients).random(clients) ** 6
+    chosen = selection(clients, count=3, probabilities=p.tolist(), replacement=replacement)
+    for r in range(50):
+        plain = Moment(0, r).random("participation").choice(clients, 3, replacement, chosen.probabilities)
+        assert [(s.client, s.times) for s in chosen.draw(Moment(0, r))] == sorted(
+            (int(c), int((plain == c).sum())) for c in set(plain.tolist())
+        )
+
+
+def test_rows_that_are_known_at_once_are_not_asked_for() -> None:
+    def never(client: int) -> int:
+        raise AssertionError
+
+    chosen = Selection(Participation(probabilities="rows", count=1), 3, never, lambda: np.array([1, 0, 3]))
+    np.testing.assert_allclose(chosen.probabilities, [0.25, 0, 0.75])

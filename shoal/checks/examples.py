@@ -35,6 +35,8 @@ _SKEWED = {"kind": "dirichlet", "by": "class", "alpha": 0.3}
 # With the small rate of the laws every loss counts as one that stands still.
 _PLATEAU = {"kind": "plateau", "patience": 0, "gamma": 0.5, "threshold": 0.9}
 
+_DECOMPOSED = {"kind": "decomposed", "network": {"kind": "shoal.checks.standin:normed"}, "parts": 2}
+
 # It alarms at the first loss that is not below the ones before.
 _WARY = {"kind": "jump", "threshold": 0.0, "rise": 0.0, "warmup": 2}
 
@@ -50,6 +52,11 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
         Example({"step": 1, "delta": 0.02}),
         Example({"step": 2, "delta": 0.0, "first": "each", "join": 0.5, "score": "accuracy", "keep_rows": False}),
         Example({"step": 1, "delta": 0.0, "eager": True, "born": "fresh", "most": 2}),
+    ],
+    ("method", "fedweit"): [
+        Example(model={"kind": "decomposed", "network": {"kind": "mlp", "hidden": [4]}}),
+        Example({"retroactive": True, "pool": "all", "sparsity": 0.5, "threshold": 0.05}, model=_DECOMPOSED),
+        Example({"implicit": False, "past": 5.0, "l1_mask": 0.01}, model=_DECOMPOSED, local={"optimizer": "adam"}),
     ],
     ("method", "ifca"): [Example({"concepts": 3})],
     ("method", "dac"): [
@@ -85,6 +92,11 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
         Example(),
         Example({"anchor": "local"}),
         Example({"anchor": "global"}),
+    ],
+    ("compression", "qsgd"): [Example({"bits": 4, "bucket": 7})],
+    ("compression", "topk"): [
+        Example({"share": 0.3, "momentum": 0.9}),
+        Example({"share": 0.1, "per": "model", "warmup": 2}),
     ],
     # Within the bound it is a mean like any other; what a tighter one does breaks the law of equal answers, by design.
     ("mean", "clipped"): [Example({"bound": 100.0})],

@@ -22,7 +22,7 @@ from ..setup import Setup
 from .case import Case, Run, require_clean, require_same, require_same_numbers, vectors
 from .fingerprint import difference, fingerprint
 from .law import law, require
-from .tamper import Order, Probing, Reordered, ReorderedEngine, reverse, shuffled
+from .tamper import Order, PostedEngine, Probing, Reordered, ReorderedEngine, reverse, shuffled
 
 
 @law("run")
@@ -45,6 +45,12 @@ def any_order_of_clients(case: Case) -> None:
         require_same(clean, assigned, f"assignments as they are and {name}")
         ran = case.play(case.setup(), engine=partial(ReorderedEngine, order=order))
         require_same(clean, ran, f"clients as they are and {name}")
+
+
+@law("run")
+def programs_can_be_sent(case: Case) -> None:
+    """Programs, jobs and answers that went to another process give the same bits, without what stays on the server."""
+    require_same(case.clean(), case.play(case.setup(), engine=PostedEngine), "here and in another process")
 
 
 @law("run", "paired")

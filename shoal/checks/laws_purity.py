@@ -159,7 +159,11 @@ def _come_back(case: Case, setup: Setup, missing: tuple[int, ...]) -> None:
             if part.vector is not None:
                 sent.setdefault(key, []).append(part)
         return replace(
-            update, parts={key: _common(part, job.given.entries.get(key), old) for key, part in update.parts.items()}
+            update,
+            parts={
+                key: _common(part, job.given.entries.get(key) or setup.method.newborn(key), old)
+                for key, part in update.parts.items()
+            },
         )
 
     run = case.play(

@@ -29,7 +29,7 @@ from .laws_partition import CLIENTS, PartitionCase
 from .laws_stream import ROUNDS, StreamCase
 from .standin import pictures
 
-CHECKED = ("method", "learner", "mean", "server", "calibration", "stream", "partition")
+CHECKED = ("method", "learner", "compression", "mean", "server", "calibration", "stream", "partition")
 """The kinds of part that have laws."""
 PLAIN = {"kind": "plain"}
 
@@ -45,6 +45,8 @@ def subjects(part: str, kind: str, example: Example, learner: Mapping[str, Any] 
         case = Case(method=settings, learner=learner) if part == "method" else Case(learner=settings)
         case = replace(case, local=example.local)
         yield "run", case if example.model is None else replace(case, model=example.model, needs_model=True)
+    elif part == "compression":
+        yield "run", Case(local={"compression": settings, **example.local})
     elif part == "mean":
         yield "mean", registry.build("mean", resolved, **_offered("mean", kind))
         yield "paired", Case(method={"kind": "fedavg", "mean": settings})

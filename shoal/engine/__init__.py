@@ -11,13 +11,24 @@ from ..config import Execution
 from ..data.dataset import Dataset
 from ..models.base import Model
 from .base import Engine, find_device, one_torch_thread
+from .cluster import Cluster, check_cluster
 from .dense import dense_of
 from .serial import Serial
 from .shared import Companion, Gathering
 from .stacked import Stacked
 from .workers import Workers
 
-__all__ = ["Engine", "Gathering", "Serial", "Stacked", "Workers", "chosen", "make_engine", "one_torch_thread"]
+__all__ = [
+    "Engine",
+    "Gathering",
+    "Serial",
+    "Stacked",
+    "Workers",
+    "check_engine",
+    "chosen",
+    "make_engine",
+    "one_torch_thread",
+]
 
 
 def chosen(execution: Execution, models: Mapping[str, Model]) -> Execution:
@@ -27,6 +38,13 @@ def chosen(execution: Execution, models: Mapping[str, Model]) -> Execution:
     plain = find_device(execution.device).type == "cpu" and execution.precision == "float32"
     dense = plain and all(dense_of(model) is not None for model in models.values())
     return execution.model_copy(update={"kind": "stacked" if dense else "workers"})
+
+
+def check_engine(execution: Execution) -> None:
+    """Raises `ConfigError` for a device that there is not, or an engine whose package is not installed."""
+    find_device(execution.device)
+    if execution.kind == "cluster":
+        check_cluster()
 
 
 def make_engine(
@@ -54,4 +72,7 @@ def make_engine(
     if execution.kind in ("serial", "stacked"):
         plain = Serial if execution.kind == "serial" else Stacked
         return plain(models, dataset, device, execution.precision, loss, loss_args)
+    if execution.kind == "cluster":
+        sizes: dict[str, Any] = {"actors": execution.actors, "address": execution.address}
+        return Cluster(models, dataset, device, execution.precision, loss, loss_args, **sizes)
     return Workers(models, dataset, device, execution.precision, loss, loss_args, workers=execution.workers)

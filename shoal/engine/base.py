@@ -29,6 +29,8 @@ class Engine:
 
     companions: int = 1
     """How many runs are played at the same time, this one included."""
+    workers: int = 1
+    """How many clients are trained at the same time, each by a kernel of its own."""
 
     def __init__(
         self,
@@ -58,8 +60,15 @@ class Engine:
         """The scores of each pair's models on its rows, with these metrics, in evaluation mode. Changes nothing."""
         raise NotImplementedError
 
+    def forget(self) -> None:
+        """Drops what is kept to save work alone; no number of the run depends on it. Only between two calls."""
+
     def close(self) -> None:
         """Ends the engine's threads."""
+
+    def remarks(self) -> list[str]:
+        """What happened since this was last asked that the user should know; changes no number."""
+        return []
 
     def describe(self) -> str:
         """For ``summary.json``: the kind, device and precision. Not the size, which no number depends on."""

@@ -48,11 +48,12 @@ class Batches:
         self.dataset = dataset
         self.rows = rows
         self.scratch = scratch
-        self.device = dataset.features.device
-        self.row = dataset.features.shape[1:]
+        self.part, self.inside = dataset.part(rows)
+        self.device = dataset.device
+        self.row = dataset.row_shape(rows)
         self.row_bytes = 4 * math.prod(self.row)
-        fits = self.row_bytes * len(dataset) <= GATHER_BYTES and dataset.transforms == ("identity",)
-        self.pool = dataset.prepared if fits else None
+        fits = self.row_bytes * len(self.part) <= GATHER_BYTES and dataset.transforms == ("identity",)
+        self.pool = self.part.prepared if fits and self.part.members is None else None
         self.kept: tuple[Tensor, Tensor] | None = None
         self._order: np.ndarray | None = None
 
@@ -62,13 +63,14 @@ class Batches:
         return 0 < self.row_bytes * len(self.rows) <= GATHER_BYTES
 
     def _inputs(self, name: str, rows: Tensor) -> Tensor:
+        """The inputs of rows as they are called in the part that keeps them."""
         space = self.scratch.take(name, (len(rows), *self.row), self.device)
         if self.pool is None:
-            return self.dataset.batch(rows, space)
+            return self.part.batch(rows, space)
         return torch.index_select(self.pool, 0, rows.to(self.device), out=space)
 
-    def _gathered(self, name: str, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self._inputs(name, rows), self.dataset.wanted(rows)
+    def _gathered(self, name: str, s: slice) -> tuple[Tensor, Tensor]:
+        return self._inputs(name, self.inside[s]), self.dataset.wanted(self.rows[s])
 
     def _shuffle(self, step: Step) -> None:
         """Makes ready for the steps of an epoch, of which this is the first."""
@@ -77,6 +79,8 @@ class Batches:
         chosen = torch.from_numpy(step.order)
         rows = self.rows.index_select(0, chosen)
         self._wanted = self.dataset.wanted(rows)
+        if self.inside is not self.rows:
+            rows = self.inside.index_select(0, chosen.to(self.inside.device))
         self._at = rows
         if self.pool is not None:
             size = self.row_bytes * (step.end - step.begin)
@@ -84,7 +88,7 @@ class Batches:
                 self._epoch = self._inputs("epoch", rows)
         elif self.few:
             if self.kept is None:
-                self.kept = self._gathered("rows", self.rows)
+                self.kept = self._gathered("rows", slice(None))
             self._source, self._at = self.kept[0], chosen
         if self._source is not None:
             self._at = self._at.to(self.device)
@@ -108,6 +112,6 @@ class Batches:
         """The inputs and targets of a stretch of the rows."""
         if self.kept is None:
             if not self.few:
-                return self._gathered("batch", self.rows[begin:end])
-            self.kept = self._gathered("rows", self.rows)
+                return self._gathered("batch", slice(begin, end))
+            self.kept = self._gathered("rows", slice(None))
         return self.kept[0][begin:end], self.kept[1][begin:end]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..data.dataset import inputs
 from ..models.backbones import Residual
 from ..models.base import Dropout
+from ..models.decomposed import Decomposed
 from ..models.efficientnet import MBConv, SameConv2d
 from ..models.lenet import LocalResponseNorm, SamePool
 from ..models.nettailor import Fork, NetTailor
@@ -39,7 +40,7 @@ PURE: tuple[type[nn.Module], ...] = (
     *(BasicBlock, Residual, Fork, MBConv, SameConv2d),
 )
 """Layers that make of each row by itself always the same, in training mode too, as far as the layers inside them do."""
-CHAINS: tuple[type[nn.Module], ...] = (nn.Sequential, NetTailor)
+CHAINS: tuple[type[nn.Module], ...] = (nn.Sequential, NetTailor, Decomposed)
 """Modules that are their layers, one after another."""
 KEPT_BYTES = 2**28
 """Activations that a kernel keeps from request to request take no more than this, the rows of one request no more than
@@ -67,7 +68,7 @@ def split(module: nn.Module, space: ParameterSpace, slices: Sequence[slice]) -> 
     layers = _chain(module)
     place = next((i for i, layer in enumerate(layers) if any(id(p) in trained for p in layer.parameters())), 0)
     front, back = nn.Sequential(*layers[:place]), nn.Sequential(*layers[place:])
-    if next(front.parameters(), None) is None or not all(_still(layer) for layer in front.modules()):
+    if next(front.parameters(), None) is None or not all(is_still(layer) for layer in front.modules()):
         return None
     return Split(front, back)
 
@@ -89,7 +90,8 @@ def _hooked(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
 
 
-def _still(layer: nn.Module) -> bool:
+def is_still(layer: nn.Module) -> bool:
+    """Whether a layer, as it stands, makes of each row by itself always the same; those inside it are not looked at."""
     if _hooked(layer):
         return False
     if isinstance(layer, Dropout):
@@ -110,24 +112,58 @@ class Kept:
     def __init__(self, most: int | None = None) -> None:
         self.most = KEPT_BYTES if most is None else most
         self.bytes = 0
-        self._found: OrderedDict[tuple[str, bytes], Tensor] = OrderedDict()
+        self._found: OrderedDict[tuple[Hashable, bytes], Tensor] = OrderedDict()
+        self._too_many: dict[Hashable, int] = {}
 
-    def of(self, model: str, front: Callable[[Tensor], Tensor], batches: Batches) -> Tensor | None:
+    def takes(self, numbers: int) -> bool:
+        """Whether a request's activations may be so many numbers."""
+        return 4 * numbers <= self.most // 4
+
+    def clear(self) -> None:
+        """Keeps nothing any more."""
+        self._found.clear()
+        self.bytes = 0
+
+    def of(self, model: Hashable, front: Callable[[Tensor], Tensor], batches: Batches) -> Tensor | None:
         """The activations ``[rows, ...]`` of these rows, kept or computed; ``None`` where there are no rows or they
-        would take too much memory."""
+        would take too much memory. ``model`` names the layers in front, and tells apart data sets that share this."""
         rows = batches.rows.contiguous()
         key = (model, hashlib.blake2b(rows.cpu().numpy().tobytes(), digest_size=16).digest())
         if key in self._found:
             self._found.move_to_end(key)
             return self._found[key]
+        if len(rows) >= self._too_many.get(model, len(rows) + 1):
+            return None  # as was found out by trying: never for nothing again
         kept = _computed(front, batches, self.most // 4, lambda shape, device: torch.empty(shape, device=device))
         if kept is None:
+            if len(rows):
+                self._too_many[model] = len(rows)
             return None
         self.bytes += kept.nbytes
         self._found[key] = kept
         while self.bytes > self.most:
             self.bytes -= self._found.popitem(last=False)[1].nbytes
         return kept
+
+
+class Fronts:
+    """What the layers in front of the first that is ever trained make of rows, for one kernel; ``kept`` may be shared
+    with others."""
+
+    def __init__(self, kept: Kept) -> None:
+        self.kept = kept
+        self._own = object()
+        self._names: Mapping[str, Hashable] | None = None
+
+    def share(self, kept: Kept, names: Mapping[str, Hashable]) -> None:
+        """Keeps with other kernels what they keep: of each model under what ``names`` says, which must be equal only
+        where data and frozen layers are."""
+        self.kept, self._names = kept, names
+
+    def of(self, model: str, front: Callable[[Tensor], Tensor], batches: Batches) -> Tensor | None:
+        """See `Kept.of`."""
+        name = model if self._names is None else self._names.get(model, (self._own, model))
+        return self.kept.of(name, front, batches)
 
 
 def _computed(

@@ -7,6 +7,7 @@ resident one, the steps run in place, and the result is copied out.
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import math
 import weakref
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from ..bank import Buffers
 from ..data.dataset import Dataset, inputs
-from ..losses import Loss, loss_of
+from ..losses import Beside, Loss, loss_of
 from ..messages import Client
 from ..metrics.functions import measured
 from ..models.base import Dropout, Model, place_constants, set_mode
@@ -26,9 +27,10 @@ from ..records import changed
 from ..requests import Drift, Fit, FitResult, Gradient, Score, Served
 from .augment import augmentation
 from .batches import Batches, Scratch
-from .features import Features, Kept, Split, split
+from .features import Features, Fronts, Kept, Split, split
 from .plan import plan, total_steps
 from .steppers import Stepper
+from .taught import lessons
 
 EVALUATION_ROWS = 512
 """Rows per batch when measuring; fixed, so that a measurement never depends on who measures."""
@@ -39,6 +41,9 @@ class Workspace:
 
     def __init__(self, model: Model, device: torch.device) -> None:
         self.model = model
+        self.teacher = model.teacher  # a constant, which threads share
+        if self.teacher is not None and device.type != "cpu":
+            self.teacher = copy.deepcopy(self.teacher).to(device)
         self.module: nn.Module = model.build().to(device)
         self.vector = torch.zeros(model.space.size, device=device)
         self.gradient = torch.zeros(model.space.size, device=device)
@@ -77,6 +82,14 @@ class Workspace:
             set_mode(self.module, training)
         return self._placed(served.constants) if served.constants else contextlib.nullcontext(self.module)
 
+    def behind(self, constants: Mapping[str, Tensor]) -> bool:
+        """Whether constants with these names, which the module has, only stand behind the layers that are never
+        trained."""
+        if not constants or self.frozen is None:
+            return not constants
+        owners, back = dict(self.module.named_modules()), {id(layer) for layer in self.frozen.back.modules()}
+        return all(id(owners[name.rpartition(".")[0]]) in back for name in constants)
+
     @contextlib.contextmanager
     def _placed(self, constants: Mapping[str, Tensor]) -> Iterator[nn.Module]:
         with place_constants(self.module, constants):
@@ -109,6 +122,7 @@ class Kernel:
         self._workspaces: dict[str, Workspace] = {}
         self._scratch = Scratch()
         self._kept = Kept()
+        self.fronts = Fronts(self._kept)
         self._origin = Origin()
 
     def workspace(self, name: str) -> Workspace:
@@ -118,6 +132,20 @@ class Kernel:
                 raise KeyError(f"no architecture is called {name!r}; the world has {sorted(self.models)}")
             self._workspaces[name] = Workspace(self.models[name], self.device)
         return self._workspaces[name]
+
+    def forget(self) -> None:
+        """Drops what is kept to save work: it is worked out anew when it is needed."""
+        self._kept.clear()
+        self.fronts.kept.clear()
+
+    def activations(self, model: str, rows: Tensor | Batches) -> Tensor | None:
+        """What the layers in front of the first that is ever trained make of these rows, see `Kept.of`; ``None`` where
+        there are no such layers, too."""
+        frozen = self.workspace(model).frozen
+        if frozen is None or self.precision != "float32":
+            return None
+        batches = rows if isinstance(rows, Batches) else Batches(self.dataset, rows, self._scratch)
+        return self.fronts.of(model, frozen.front, batches)
 
     def _cast(self) -> contextlib.AbstractContextManager[object]:
         if self.precision == "bf16":
@@ -154,8 +182,12 @@ class Kernel:
         with work.holding(request.start, training=True) as module:
             source: Batches | Features = batches
             if (request.segments is not None or work.frozen) and not changes and anchor is None:
-                constants = bool(request.start.constants)
+                constants = not work.behind(request.start.constants)
                 module, source = self._features(work, slices, batches, loss, count * request.batch, constants)
+            worth = not changes and count * request.batch >= len(request.rows)  # most rows are seen
+            taught = lessons(
+                loss, request.loss_args, work.teacher, work.model.name, batches, self._kept if worth else None
+            )
             for step in plan(len(request.rows), request.batch, request.epochs, request.steps, coupled, rng):
                 if crash and done >= count // 2:
                     raise SimulatedCrash(f"simulated crash after {done} of {count} steps")
@@ -163,9 +195,10 @@ class Kernel:
                 for change in changes:
                     x = change(x, chance)
                 x = inputs(x)
-                value = self._backward(work, module, loss, x, y, request, client, done)
+                now = loss if taught is None else taught.of_step(step, x if source is batches else None)
+                value = self._backward(work, module, now, x, y, request, client, done)
                 if anchor is not None:
-                    self._subtract_anchor(work, module, anchor, loss, x, y, request, client, done)
+                    self._subtract_anchor(work, module, anchor, now, x, y, request, client, done)
                 for s in slices:
                     for term in terms:
                         term.gradient(work.vector[s], work.gradient[s], s)
@@ -198,13 +231,13 @@ class Kernel:
         """The layers to train and their inputs, of a fit that takes about so many rows with repetition: everything and
         the rows, or what is behind the frozen layers and what these make of the rows.
 
-        A loss of a user's own may look at the whole module. With ``constants`` the model has some of its own, so that
-        nothing is kept for other fits.
+        A loss of a user's own may look at the whole module. With ``constants`` the model has some of its own there, so
+        that nothing is kept for other fits.
         """
         shipped = type(loss).__module__.startswith("shoal.losses.")
         parts = work.split(slices) if shipped and self.precision == "float32" and seen >= len(batches.rows) else None
         if parts is not None and not constants and slices == work.whole:
-            kept = self._kept.of(work.model.name, parts.front, batches)
+            kept = self.activations(work.model.name, batches)
             found = None if kept is None else Features(batches, kept)
         else:
             found = None if parts is None else Features.of(parts.front, batches)
@@ -270,10 +303,9 @@ class Kernel:
             with work.holding(served, training=False) as module:
                 losses, right = 0.0, 0.0
                 seen: list[tuple[Tensor, Tensor]] = []
-                kept: Tensor | None = None
-                if work.frozen is not None and not served.constants and self.precision == "float32":
-                    kept = self._kept.of(served.model, work.frozen.front, batches)
-                    module = module if kept is None else work.frozen.back
+                kept = None if served.constants else self.activations(served.model, batches)
+                if kept is not None and work.frozen is not None:
+                    module = work.frozen.back
                 for begin in range(0, len(rows), EVALUATION_ROWS):
                     if kept is None:
                         x, y = batches.range(begin, begin + EVALUATION_ROWS)
@@ -310,6 +342,7 @@ class Kernel:
     def _by_batch(self, work: Workspace, request: Gradient, result: Tensor) -> None:
         loss = loss_of(request.loss or self.loss)
         batches = Batches(self.dataset, request.rows, self._scratch)
+        taught = lessons(loss, request.loss_args, work.teacher, work.model.name, batches, self._kept)
         seen = 0
         for dropout in work.dropouts:
             dropout.rng = None
@@ -319,8 +352,10 @@ class Kernel:
                 if work.model.batch_coupled and len(y) < 2:
                     continue
                 work.gradient.zero_()
+                x = inputs(x)
+                now = loss if taught is None else taught.of_range(begin, x)
                 with self._cast():
-                    value = loss(module, inputs(x), y, **request.loss_args)
+                    value = now(module, x, y, **request.loss_args)
                 value.backward()  # type: ignore[no-untyped-call]
                 result.add_(work.gradient.pow(request.power), alpha=len(y))
                 seen += len(y)
@@ -328,22 +363,27 @@ class Kernel:
 
     def _by_row(self, work: Workspace, request: Gradient, result: Tensor) -> None:
         space = work.model.space
+        loss = loss_of(request.loss or self.loss)
         batches = Batches(self.dataset, request.rows, self._scratch)
+        taught = lessons(loss, request.loss_args, work.teacher, work.model.name, batches, self._kept)
         # vmap over rows: one backward pass per row costs 23 fits for a small MLP, this about one.
         chunk = max(1, min(request.batch, 2**24 // max(1, space.size)))
         with work.holding(request.at, training=False) as module:
-            wrapped = _LossModule(module, loss_of(request.loss or self.loss), request.loss_args)
+            wrapped = _LossModule(module, loss, request.loss_args)
 
-            def one(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            def one(vector: Tensor, x: Tensor, y: Tensor, *shown: Tensor) -> Tensor:
                 values = {f"module.{name}": space.view(vector, name) for name in space.names}
+                row = (x[None], y[None], *(t[None] for t in shown))
                 with self._cast():
-                    result: Tensor = torch.func.functional_call(wrapped, values, (x[None], y[None]))
+                    result: Tensor = torch.func.functional_call(wrapped, values, row)
                 return result
 
-            each = torch.func.vmap(torch.func.grad(one), (None, 0, 0))
+            each = torch.func.vmap(torch.func.grad(one), (None, *(0,) * (2 if taught is None else 3)))
             for begin in range(0, len(request.rows), chunk):
                 x, y = batches.range(begin, begin + chunk)
-                gradients = each(work.vector.clone(), inputs(x), y)
+                x = inputs(x)
+                shown = () if taught is None else (taught.of_range(begin, x).shown,)
+                gradients = each(work.vector.clone(), x, y, *shown)
                 result.add_(gradients.pow(request.power).sum(0))
         result.div_(len(request.rows))
 
@@ -380,8 +420,9 @@ class _LossModule(nn.Module):
         self.loss = loss
         self.args = args
 
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return self.loss(self.module, x, y, **self.args)
+    def forward(self, x: Tensor, y: Tensor, *shown: Tensor) -> Tensor:
+        loss = Beside(self.loss, *shown) if shown else self.loss
+        return loss(self.module, x, y, **self.args)
 
 
 def _mean_loss(losses: Sequence[Tensor], sizes: Sequence[int]) -> float:

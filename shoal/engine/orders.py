@@ -16,7 +16,7 @@ ROW_STEP = 8
 
 
 def padded(rows: int, batch: int, step: int = 1) -> int:
-    """How many rows a step of this fit has in a stack, padding included; a multiple of ``step`` (`Dense.row_step`)."""
+    """How many rows a step of this fit has in a stack, padding included; a multiple of ``step`` (`Chain.row_step`)."""
     size = batch if rows >= batch else min(batch, -(-rows // ROW_STEP) * ROW_STEP)
     return -(-size // step) * step
 
@@ -33,17 +33,18 @@ Orders = dict[Hashable, Order]
 """The orders that are known already: runs of a sweep draw the same ones."""
 
 
-def order_of(fit: Fit, client: Client, size: int, known: Orders) -> Order:
+def order_of(fit: Fit, client: Client, size: int, known: Orders, coupled: bool = False) -> Order:
     """The order of the reference kernel (`plan`). Padding repeats the first row of its own batch: other numbers, even
     of the same client, could be infinite where those of the batch are not."""
     client.claim(fit.purpose)
     rows, batch = len(fit.rows), fit.batch
-    key = (client.when, client.id, fit.purpose, rows, batch, fit.epochs, fit.steps, size)
+    key = (client.when, client.id, fit.purpose, rows, batch, fit.epochs, fit.steps, size, coupled)
     if key not in known:
-        per_epoch = steps_per_epoch(rows, batch, False)
-        total = total_steps(rows, batch, fit.epochs, fit.steps, False)
+        per_epoch = steps_per_epoch(rows, batch, coupled)
+        total = total_steps(rows, batch, fit.epochs, fit.steps, coupled)
         rng = client.when.random(fit.purpose, client.id)
-        full, rest = divmod(rows, batch)
+        full = rows // batch
+        rest = rows % batch if per_epoch > full else 0
         positions = np.empty((-(-total // per_epoch), per_epoch, size), dtype=np.int64)
         for epoch in positions:
             order = rng.permutation(rows)

@@ -1,9 +1,11 @@
 """Products and curves for the clients of a stack, in which no client's bits depend on how many others there are.
 
-Only where every client's numbers begin at a multiple of 64 bytes, see `columns` and `Dense.row_step`.
+Only where every client's numbers begin at a multiple of 64 bytes, see `columns` and `Chain.row_step`.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +42,32 @@ def _two_like(out: Tensor) -> Tensor:
     begin, size = out.data_ptr() // out.element_size() % ALIGNED, out[0].numel()
     rows = torch.empty(2, -(-(begin + size) // ALIGNED) * ALIGNED, dtype=out.dtype)
     return rows[:, begin : begin + size].view(2, *out.shape[1:])
+
+
+class _Matmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return product(x, weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        back = product(d, weight) if ctx.needs_input_grad[0] else None
+        if not ctx.needs_input_grad[1]:
+            return back, None
+        count, outputs, inputs = weight.shape
+        own = torch.empty(count, -(-outputs * inputs // ALIGNED) * ALIGNED, dtype=x.dtype)[:, : outputs * inputs]
+        return back, product(d.transpose(1, 2), x, own.view(weight.shape))
+
+
+def matmul(x: Tensor, weight: Tensor) -> Tensor:
+    """``x`` ``[clients, n, inputs]`` through linear layers without bias, ``weight`` ``[clients, outputs, inputs]``.
+
+    Autograd goes backward through it by products of the same kind.
+    """
+    found: Tensor = _Matmul.apply(x, weight)  # type: ignore[no-untyped-call]
+    return found
 
 
 def gelu(x: Tensor, approximate: str) -> Tensor:

@@ -24,5 +24,8 @@ class Serial(Engine):
     def score(self, pairs: Sequence[Pair], metrics: Sequence[str] = ()) -> list[list[Score]]:
         return [self._kernel.evaluate(models, rows, metrics=metrics) for models, rows in pairs]
 
+    def forget(self) -> None:
+        self._kernel.forget()
+
     def describe(self) -> str:
         return f"serial on {self.device}, {self.precision}"

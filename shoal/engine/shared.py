@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..messages import Job, Outcome
+from .features import Kept
 from .program import Running, Stopped, Train
 from .stacked import Stacked, answer_all
 
@@ -26,6 +27,8 @@ class Gathering:
     def __init__(self, runs: int) -> None:
         self.turn = self._changed = threading.Condition()
         self.runs = runs
+        self.kept = Kept()
+        """What frozen layers make of rows, for all runs: they take turns."""
         self._present = runs
         self._waiting: dict[Companion, Sequence[Running]] = {}
         self._stopped = False
@@ -79,6 +82,8 @@ class Companion(Stacked):
         super().__init__(*args, **kwargs)
         self.gathering = gathering
         self.companions = gathering.runs
+        fronts = {name: (self.origin, chain.signature) for name, chain in self.chains.items()}
+        self._kernel.fronts.share(gathering.kept, fronts)
 
     def run(self, train: Train, jobs: Sequence[Job]) -> list[Outcome]:
         programs = [Running(train, job) for job in jobs]

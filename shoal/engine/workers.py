@@ -31,6 +31,7 @@ class Workers(Engine):
         super().__init__(*args, **kwargs)
         self.workers = workers or usable_cores()
         self._local = threading.local()
+        self._kernels: list[Kernel] = []
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="shoal", initializer=self._start)
 
@@ -38,6 +39,7 @@ class Workers(Engine):
         # The number of torch threads is a setting of each thread.
         torch.set_num_threads(1)
         self._local.kernel = self.kernel()
+        self._kernels.append(self._local.kernel)
 
     def _own(self) -> Kernel:
         kernel = self._local.kernel
@@ -69,6 +71,10 @@ class Workers(Engine):
                     future.exception()  # waits for it
             self._stop.clear()
             raise
+
+    def forget(self) -> None:
+        for kernel in self._kernels:
+            kernel.forget()
 
     def close(self) -> None:
         self._stop.set()

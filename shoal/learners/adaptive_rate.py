@@ -25,6 +25,8 @@ class AdaptiveRate(Learner):
     them. Paper: Canonaco et al. (IJCNN 2021).
     """
 
+    reads_answers = False
+
     def fit(
         self, key: Key, start: Served, entry: Entry, client: Client, **request: Any
     ) -> Generator[Request, Any, tuple[Part, dict[str, Value]]]:

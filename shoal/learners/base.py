@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import registry
 from ..bank import Entry, Key, Value
+from ..compression.base import Compression
 from ..config import Local
 from ..messages import Client, Group, Part, World
 from ..randomness import Moment
@@ -96,8 +97,13 @@ class Learner:
     """Whether a fit looks at the client's validation rows."""
     reads_reported: bool = False
     """Whether the schedule reads the participants' validation loss; methods then have clients report it."""
+    reads_answers: ClassVar[bool] = False
+    """Whether `extra` looks at the vectors of the answers, which must then be kept. A class that defines ``extra`` says
+    so itself, or it is taken to."""
     lr_schedule: Schedule | None = None
     """``local.lr_schedule``; the same one for all entries, whose numbers (``schedule/...``) are in ``Entry.extra``."""
+    compression: Compression | None = None
+    """``local.compression``: how a client's model is sent after training, see `shoal.compression.base`."""
 
     def __init__(self, world: World, local: Local) -> None:
         self.world = world
@@ -105,9 +111,13 @@ class Learner:
         if local.lr_schedule is not None:
             self.lr_schedule = registry.build("schedule", local.lr_schedule, where="local.lr_schedule")
             self.reads_reported = self.lr_schedule.reads_reported
+        if local.compression is not None:
+            self.compression = registry.build("compression", local.compression, where="local.compression")
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)
+        if "extra" in cls.__dict__ and "reads_answers" not in cls.__dict__:
+            cls.reads_answers = True
         if "fit" in cls.__dict__:  # so that no learner needs to know of the schedule and of kept moments
             cls.fit = _served(cls.fit)  # type: ignore[method-assign]
 
@@ -167,7 +177,7 @@ class Learner:
         The server half of the schedule, for the method to call beside `extra`. Nothing where nobody trained: of two
         exchanges the first may only send numbers.
         """
-        if self.lr_schedule is None or all(part.vector is None for part in group.parts):
+        if self.lr_schedule is None or not any(part.trained for part in group.parts):
             return {}
         kept = self.lr_schedule.watch(old.extra, group.reported)
         return {name: number for name, number in kept.items() if number is not old.extra.get(name)}

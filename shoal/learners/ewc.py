@@ -19,6 +19,9 @@ from ..requests import FitResult, Gradient, Request, Served
 from ..terms import Hold
 from .base import Learner
 
+NOW = "ewc"
+"""The task that a client trained last, whatever entry that was, among its private numbers; with ``per: task`` alone."""
+
 
 class Ewc(Learner):
     """Each client minimises ``F_i(w) + strength / 2 * sum_p F_p (w_p - a_p)^2``.
@@ -26,7 +29,8 @@ class Ewc(Learner):
     ``a`` is the client's own model where it last learnt, and ``F`` the diagonal Fisher information there, the mean of
     the squared gradients over its rows, added to ``decay`` times what it was before. Both are private, for each entry,
     and never sent. ``per``: the penalty is about the model and the rows of the last ``round`` in which the client
-    trained the entry, or of the last round of the ``task`` before; clients must know their task for that.
+    trained the entry, or of the last one before its ``task`` changed; clients must know their task for that. An entry
+    for each task is held by what the client knew when it last left that task, if it ever comes back.
 
     ``fisher``: of every ``row`` by itself (the definition), or of each ``batch``, which costs no more than a local
     epoch and gives smaller numbers.
@@ -65,7 +69,8 @@ class Ewc(Learner):
         known: Mapping[str, Any] = kept if isinstance(kept, Mapping) else {}
         held: Mapping[str, Any] = known.get("held") or {}
         last: Mapping[str, Any] = known.get("last") or {}
-        if last and last["task"] != client.task:
+        now = client.state.get(NOW)
+        if last and isinstance(now, Mapping) and (now["task"], last["task"]) != (client.task, client.task):
             held = self._joined(held, last["anchor"], last["fisher"])
         if held and self.strength:
             term = Hold(self.strength * held["fisher"], held["anchor"])
@@ -80,7 +85,8 @@ class Ewc(Learner):
         if self.per == "task":  # which round was the task's last one is known only when the next one begins
             last = {"task": client.task, "anchor": result.vector, "fisher": fisher}
             state = {"held": dict(held), "last": dict(last)}
-        return Part(result.vector, result.buffers, steps=result.steps, loss=result.loss), {name: state}
+        own: dict[str, Value] = {name: state} if self.per == "round" else {name: state, NOW: {"task": client.task}}
+        return Part(result.vector, result.buffers, steps=result.steps, loss=result.loss), own
 
     def _joined(self, held: Mapping[str, Any], anchor: Tensor, fisher: Tensor) -> dict[str, Value]:
         """What the penalty is about after one more round or task."""

@@ -45,6 +45,7 @@ class Scaffold(Learner):
     """
 
     needs_server = True
+    reads_answers = False
 
     def __init__(self, world: World, local: Local, *, option: Literal["I", "II"] = "II") -> None:
         super().__init__(world, local)

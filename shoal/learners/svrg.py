@@ -43,6 +43,8 @@ class Svrg(Learner):
     in the first exchange fails by name: training it without the correction would be another method.
     """
 
+    reads_answers = False
+
     def __init__(
         self,
         world: World,

@@ -25,8 +25,17 @@ class Loss:
     """What the targets must be: ``classes`` (int64 ``[rows]``), ``values`` (float32 ``[rows, outputs]``), or either."""
 
     def __call__(self, module: nn.Module, x: Tensor, y: Tensor, **args: Any) -> Tensor:
-        """The mean loss of a batch, a scalar that can be differentiated. ``args`` are ``Fit.loss_args``: numbers and
-        tensors."""
+        """The mean loss of a batch, a scalar that can be differentiated. ``args`` are ``Fit.loss_args``: numbers,
+        tensors and words."""
+        raise NotImplementedError
+
+    def wants_teacher(self, **args: Any) -> bool:
+        """Whether, with these arguments, the model is compared with its teacher (`Model.teacher`), where it has one."""
+        return False
+
+    def beside(self, module: nn.Module, x: Tensor, y: Tensor, shown: Tensor, **args: Any) -> Tensor:
+        """The mean loss of a batch where there is a teacher, of which ``shown`` is what it makes of each row ``[rows,
+        values]``: a constant."""
         raise NotImplementedError
 
     def score(self, outputs: Tensor, y: Tensor, **args: Any) -> tuple[Tensor, Tensor]:
@@ -98,6 +107,18 @@ class FunctionLoss(RowLoss):
     def signature(self) -> inspect.Signature:
         """That of the function."""
         return inspect.signature(self.function)
+
+
+class Beside(Loss):
+    """A loss with what the teacher makes of one batch: called like any other."""
+
+    def __init__(self, loss: Loss, shown: Tensor) -> None:
+        self.loss = loss
+        self.shown = shown
+
+    def __call__(self, module: nn.Module, x: Tensor, y: Tensor, **args: Any) -> Tensor:
+        """`Loss.beside` of this batch."""
+        return self.loss.beside(module, x, y, self.shown, **args)
 
 
 def has_derivative(loss: Loss) -> bool:

@@ -12,21 +12,28 @@ from torch import Tensor, nn
 from ..data.dataset import Dataset, inputs
 from ..errors import ConfigError
 from ..models.base import GLOBAL_RANDOM, Model, set_mode
-from .base import Loss, loss_of
+from .base import Beside, Loss, loss_of
 
 _TARGETS = {"classes": "class labels", "values": "real values"}
 _FIX = {"classes": "local.loss: cross_entropy", "values": "local.loss: mse (or mae, huber)"}
 
 
-def try_loss(kind: str, args: Mapping[str, Any], dataset: Dataset, model: Model) -> None:
+def try_loss(
+    kind: str, args: Mapping[str, Any], dataset: Dataset, model: Model, shape: tuple[int, ...] | None = None
+) -> None:
     """Checks that a loss learns what the data set has, and tries it on two training rows through a new model.
+
+    ``shape`` is that of the model's inputs, where the rows have several.
 
     The trial is left out where an argument is still missing that only the learner can give. Raises `ConfigError` for
     a loss of the other sort of targets, for one that fails, has a wrong shape, is not finite, cannot be
     differentiated to the model's parameters, or reads torch's global random generator.
     """
     loss = loss_of(kind)
-    rows = (dataset.train if len(dataset.train) else torch.arange(min(1, len(dataset))))[:2]
+    rows = dataset.train if len(dataset.train) else torch.arange(len(dataset))
+    if dataset.members is not None and shape is not None:
+        rows = dataset.members.of_shape(rows, shape)
+    rows = rows[:2]
     if not len(rows):
         return
     rows = rows.repeat(2)[:2]
@@ -47,6 +54,11 @@ def _is_needed(parameter: inspect.Parameter) -> bool:
 
 
 def _try(loss: Loss, kind: str, args: Mapping[str, Any], model: Model, x: Tensor, y: Tensor) -> None:
+    if model.teacher is not None and type(loss).beside is Loss.beside:
+        raise ConfigError(
+            f"model.teacher: nothing compares the model with it while local.loss is {kind}; set local.loss: nettailor, "
+            f"or leave the teacher out"
+        )
     module = model.build()
     with GLOBAL_RANDOM, torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
@@ -57,8 +69,10 @@ def _try(loss: Loss, kind: str, args: Mapping[str, Any], model: Model, x: Tensor
                 if isinstance(outputs, Tensor) and outputs.dim() == 2 and not y.is_floating_point():
                     y = y % outputs.shape[1]  # a task's head may have fewer outputs than the two rows' labels need
                 scores = loss.score(outputs, y, **args)
+                taught = model.teacher is not None and loss.wants_teacher(**args)
+                used = Beside(loss, model.teacher(x)) if model.teacher is not None and taught else loss
             set_mode(module, True)
-            value = loss(module, x, y, **args)
+            value = used(module, x, y, **args)
         except ConfigError:
             raise
         except Exception as error:

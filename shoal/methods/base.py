@@ -143,12 +143,13 @@ class Method:
         begins there. Raises ``ValueError`` for one of several answers that has a base.
         """
         new = old
-        trained = [(p, w) for p, w in zip(group.parts, group.weights, strict=True) if p.vector is not None]
+        trained = [(p, w) for p, w in zip(group.parts, group.weights, strict=True) if p.trained]
         if trained:
             parts, weights = tuple(p for p, _ in trained), tuple(w for _, w in trained)
             sent = replace(group, parts=parts, weights=weights)
             origin = _origin(key, old, parts)
-            mean = self.mean.combine(origin, sent)
+            total = parts[0].total
+            mean = self.mean.combine(origin, sent) if total is None else total.mean()
             vector, server = self.server.step(origin, mean, when, sent.reported)
             new = old.new(
                 vector=vector,

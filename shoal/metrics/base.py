@@ -74,6 +74,10 @@ class Measure:
     """The numbers of its `summarise`, by their top names, that test rows enter. A sweep does not choose by them; a
     measure of one's own says ``()`` itself, or a sweep does not choose by any of its numbers."""
 
+    reads_vectors: ClassVar[bool] = False
+    """Whether it looks at the clients' vectors. Otherwise large rounds have none: they are added up as they come, and
+    `Part.vector` is then ``None`` in ``accepted`` and ``outcomes``."""
+
     def __init__(self, context: Context) -> None:
         self.context = context
 

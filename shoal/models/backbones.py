@@ -182,7 +182,7 @@ def _resnet20(module: nn.Module) -> Backbone:
         if not isinstance(shortcut, nn.Identity | Subsample):
             shortcut = nn.Sequential(*shortcut.children())
         blocks.append(Residual(branch, shortcut))
-    return Backbone(nn.Sequential(layers["conv"], layers["norm"], layers["relu"]), blocks)
+    return Backbone(nn.Sequential(*[layers[n] for n in ("conv", "norm", "relu", "maxpool") if n in layers]), blocks)
 
 
 def _vgg11(module: nn.Module) -> Backbone:

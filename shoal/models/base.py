@@ -33,7 +33,8 @@ class Model:
     ``make`` builds the module (with torch's own initialisation). It is called a few times, in the main thread
     only; every worker gets a copy that shares the frozen parameters. With ``like``, frozen parameters and the
     buffers of frozen layers are that model's, where name and shape agree: heads of several sizes then stand on
-    one and the same backbone. ``groups`` are the segments, see `ParameterSpace`.
+    one and the same backbone. ``groups`` are the segments, see `ParameterSpace`. ``teacher`` is what the model is
+    compared with while it is trained, see `shoal.losses.Loss.beside`: a constant, outside of the module.
 
     Raises ``ValueError`` for a module without trainable parameters, with trainable parameters that are not
     float32, or with a layer that reads torch's global random generator.
@@ -46,8 +47,10 @@ class Model:
         groups: Mapping[str, Sequence[str]] | None = None,
         seed: int = 0,
         like: Model | None = None,
+        teacher: nn.Module | None = None,
     ) -> None:
         self.name = name
+        self.teacher = teacher
         self._make = make
         self._template = self._seeded(generator(seed, "template", name))
         if like is not None:

@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from .. import registry
+from ..data.members import in_words
 from ..errors import ConfigError
 from ..parameters import check_prefix, is_under
 from .backbones import CUTS, Backbone, check_kind
 from .base import GLOBAL_RANDOM, Model, Shape, set_mode
 from .own import GIVEN, build_own, is_own, parameters_of, resolve_own
+from .tasks import FILES, check, count, differs, is_by_task, named, of_task
 from .weights import Weights, check_weights
 
 
@@ -24,23 +26,24 @@ class _Common(pydantic.BaseModel):
 
     ``segments``: names of parameters, or prefixes of them, by segment (default: ``features`` and
     ``classifier``). ``freeze``: prefixes of parameters that are constants: never trained, never sent. ``weights``:
-    the file that every model starts from, see `shoal.models.weights`; ``weights_sha256`` is filled in, so that a
-    run goes on with no other file.
+    the file that every model starts from, see `shoal.models.weights`, or one for each task (`shoal.models.tasks`);
+    ``weights_sha256`` is filled in, so that a run goes on with no other file.
     """
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
     segments: dict[str, list[str]] | None = None
     freeze: list[str] = []
-    weights: str | None = None
-    weights_sha256: str | None = None
+    weights: str | list[str | None] | None = None
+    weights_sha256: str | list[str | None] | None = None
 
 
 COMMON = tuple(_Common.model_fields)
 
 
-def resolve_model(settings: Mapping[str, Any] | str) -> dict[str, Any]:
+def resolve_model(settings: Mapping[str, Any] | str, tasks: int = 0) -> dict[str, Any]:
     """The complete ``model`` settings with every default filled in, checked; a mapping with ``kind``, or a kind.
+    ``tasks``: how many tasks have models of their own.
 
     The settings of an own module (``kind: my_module:Net``) are all its named parameters except ``shape`` and
     ``outputs``; those without an annotation are not checked, and defaults that JSON cannot say are left to the
@@ -59,14 +62,32 @@ def resolve_model(settings: Mapping[str, Any] | str) -> dict[str, Any]:
         resolved = resolve_own(target, own, COMMON)
     else:
         resolved = registry.resolve("model", given, extra=COMMON)
-    if common.weights is None and common.weights_sha256 is not None:
-        raise ConfigError("model.weights_sha256: is of a file in model.weights, which is not set")
-    if common.weights is not None:
-        common = common.model_copy(update={"weights_sha256": check_weights(common.weights, common.weights_sha256)})
     complete = {**resolved, **common.model_dump(mode="json")}
+    theirs = is_own(target)
+    files = [name for name in FILES if name in COMMON or (name in complete and not theirs)]
+    check(complete, files, tasks)
+    for name in files:
+        complete[f"{name}_sha256"] = _digests(complete, name, tasks)
     # A kind that has more to say of its settings than their schema, such as a model inside it.
     own_rules = getattr(target, "complete", None)
-    return complete if own_rules is None or is_own(target) else dict(own_rules(complete))
+    return complete if own_rules is None or theirs else dict(own_rules(complete))
+
+
+def _digests(settings: Mapping[str, Any], name: str, tasks: int) -> Any:
+    """The SHA-256 of the file that a setting names, or of each task's; raises `ConfigError` for another than before."""
+    given, known = settings[name], settings.get(f"{name}_sha256")
+    if given is None:
+        if known is not None:
+            raise ConfigError(f"model.{name}_sha256: is of a file in model.{name}, which is not set")
+        return None
+    try:
+        if not is_by_task(given):
+            return check_weights(given, known)
+        each = [named(given, task) for task in range(tasks)]
+        digests = known if isinstance(known, list) else [None] * tasks
+        return [None if one is None else check_weights(one, digest) for one, digest in zip(each, digests, strict=True)]
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.weights", f"model.{name}")) from error
 
 
 def resolve_backbone(settings: Mapping[str, Any] | str) -> dict[str, Any]:
@@ -76,6 +97,8 @@ def resolve_backbone(settings: Mapping[str, Any] | str) -> dict[str, Any]:
     """
     kind = settings.get("kind") if isinstance(settings, Mapping) else settings
     check_kind(str(kind), list(registry.PARTS["model"]))
+    if isinstance(settings, Mapping) and is_by_task(settings.get("weights")):
+        raise ConfigError("model.backbone.weights: the backbone is one and the same for all tasks; name one file")
     try:
         found = resolve_model(settings)
     except ConfigError as error:
@@ -90,7 +113,7 @@ def build_backbone(settings: Mapping[str, Any], shape: Shape) -> Backbone:
     kind = settings["kind"]
     # The dense layers of a VGG belong to its head, and are most of it.
     lean = {**settings, "hidden": []} if kind == "vgg11" else settings
-    module = _made(lean, shape, 1)
+    module = made(lean, shape, 1)
     head, cut = CUTS.get(kind, ("", Backbone.of))
     if head:
         setattr(module, head, nn.Identity())
@@ -106,44 +129,117 @@ def build_backbone(settings: Mapping[str, Any], shape: Shape) -> Backbone:
     return backbone
 
 
+def resolve_network(settings: Mapping[str, Any] | str) -> dict[str, Any]:
+    """The complete settings of a network inside a model, of any kind, trained and perhaps frozen in parts.
+
+    Raises `ConfigError`.
+    """
+    try:
+        found = resolve_model(settings)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.", "model.network.")) from error
+    if found["segments"]:
+        raise ConfigError("model.network.segments: the model around it has segments of its own; leave them out")
+    if found.get("teacher") is not None:
+        raise ConfigError("model.network.teacher: a network inside another model has no teacher; leave it out")
+    return found
+
+
+def build_network(settings: Mapping[str, Any], shape: Shape, outputs: int) -> nn.Module:
+    """The network of resolved settings, its numbers new or from its weights file; what was taken is in ``notes``.
+
+    Raises `ConfigError`.
+    """
+    said: dict[str, None] = {}
+    network = _maker(settings, shape, outputs, _weights(settings), said)()
+    network.notes = tuple(said)  # type: ignore[assignment]
+    return network
+
+
 def without_files(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Resolved settings that read no weights file, for a model whose numbers all come from elsewhere."""
     found = {
         k: without_files(v) if isinstance(v, Mapping) and "weights_sha256" in v else v for k, v in settings.items()
     }
-    return {**found, "weights": None, "weights_sha256": None}
+    for name in FILES:
+        key = f"{name}_sha256"
+        if key in found:  # a list says that each task has a model of its own
+            nothing = [None] * len(found[key]) if isinstance(found[key], list) else None
+            found |= {name: nothing, key: nothing}
+    return found
 
 
 def build_models(
-    settings: Mapping[str, Any], shape: Shape, outputs: int, task_outputs: Sequence[int], seed: int
+    settings: Mapping[str, Any],
+    shape: Shape,
+    outputs: int,
+    task_outputs: Sequence[int],
+    seed: int,
+    task_shapes: Sequence[Shape] = (),
 ) -> tuple[dict[str, Model], tuple[str, ...]]:
     """The models by name, and the name of each task's model, from resolved settings.
 
     ``"main"`` has ``outputs`` outputs; with ``task_outputs`` (one number per task) it has the most common of
-    them (the largest of several), and each other size makes a model of its own, such as ``"main-3"``. Frozen
-    parameters are the same in all. With ``weights`` every model starts from that file, also in `Model.initial`; what
-    was taken is in `Model.notes`. Every model is tried on two rows of this shape.
+    them (the largest of several), and each other size makes a model of its own, such as ``"main-3"``. Where files
+    differ by task each task has one: ``"main"`` is that of task 0, ``"main-task1"`` that of task 1. With
+    ``task_shapes`` (the inputs of each task, where they are not all of ``shape``) each pair of a shape and a size makes
+    a model, such as ``"main-3-1x28x28"``. Frozen parameters are the same in all, as far as their shapes are.
+    With ``weights`` every model starts from that file, also in `Model.initial`; what was taken is in `Model.notes`.
+    Every model is tried on two rows of its shape.
 
     Raises `ConfigError` for a module that does not fit: inputs, outputs, prefixes, weights, or random numbers from
     torch's global generator.
     """
-    counts = Counter(task_outputs)
-    sizes = sorted(counts, key=lambda size: (counts[size], size), reverse=True) or [outputs]
-    if min(sizes) < 1:
-        raise ConfigError(f"model: a head needs at least one output; got {min(sizes)}")
-    names = {size: f"main-{size}" if i else "main" for i, size in enumerate(sizes)}
+    each: dict[str, tuple[Mapping[str, Any], Shape, int]]
+    if differs(settings):
+        sizes = list(task_outputs) or [outputs] * count(settings)
+        forms = list(zip(task_shapes or [shape] * len(sizes), sizes, strict=True))
+        each = {f"main-task{t}" if t else "main": (of_task(settings, t), *form) for t, form in enumerate(forms)}
+        tasks = tuple(each)
+    else:
+        forms = list(zip(task_shapes or [shape] * len(task_outputs), task_outputs, strict=True))
+        names = _names(forms or [(shape, outputs)])
+        each = {name: (settings, *form) for form, name in names.items()}
+        tasks = tuple(names[form] for form in forms)
+    smallest = min(size for _, _, size in each.values())
+    if smallest < 1:
+        raise ConfigError(f"model: a head needs at least one output; got {smallest}")
     models: dict[str, Model] = {}
-    weights = _weights(settings)
-    for size, name in names.items():
+    for name, (own, inputs, size) in each.items():
         said: dict[str, None] = {}
+        like = models.get("main")
         try:
-            make = _maker(settings, shape, size, weights, said)
-            models[name] = Model(name, make, settings.get("segments"), seed, models.get("main"))
-        except ValueError as error:
-            raise ConfigError(f"model: {error}") from error
+            make = _maker(own, inputs, size, _weights(own), said)
+            models[name] = Model(name, make, own.get("segments"), seed, like, _teacher(own, inputs, size))
+        except (ValueError, ConfigError) as error:
+            said_so = str(error) if isinstance(error, ConfigError) else f"model: {error}"
+            end = f" (the model of task {tasks.index(name)})" if differs(settings) else ""
+            raise ConfigError(f"{said_so}{_which(inputs) if task_shapes else end}") from error
         models[name].notes = tuple(said)
-        _try(models[name], settings["kind"], shape, size)
-    return models, tuple(names[size] for size in task_outputs)
+        _try(models[name], own["kind"], inputs, size)
+    return models, tasks
+
+
+def _which(inputs: Shape) -> str:
+    """The end of an error about one of several models."""
+    hint = "; a file for colours needs three channels, data.channels: 3" if inputs[0] == 1 else ""
+    return f" (this is the model for inputs of {in_words(inputs)}{hint})"
+
+
+def _names(forms: Sequence[tuple[Shape, int]]) -> dict[tuple[Shape, int], str]:
+    """The name of each model by the shape of its inputs and its outputs: the most common, or largest, is ``"main"``."""
+    counts = Counter(forms)
+    ordered = sorted(counts, key=lambda form: (counts[form], form[1], form[0]), reverse=True)
+    several = len({inputs for inputs, _ in forms}) > 1
+    ends = [f"-{size}-{in_words(inputs)}" if several else f"-{size}" for inputs, size in ordered]
+    return {form: f"main{end}" if i else "main" for i, (form, end) in enumerate(zip(ordered, ends, strict=True))}
+
+
+def _teacher(settings: Mapping[str, Any], shape: Shape, outputs: int) -> nn.Module | None:
+    """The network that a model is compared with while it is trained, of a kind that can have one."""
+    target = registry.find("model", settings["kind"])
+    make = None if is_own(target) else getattr(target, "taught_by", None)
+    return None if make is None or settings["teacher"] is None else make(settings, shape, outputs)
 
 
 def _weights(settings: Mapping[str, Any]) -> Weights | None:
@@ -158,7 +254,7 @@ def _maker(
     settings: Mapping[str, Any], shape: Shape, outputs: int, weights: Weights | None, said: dict[str, None]
 ) -> Callable[[], nn.Module]:
     def make() -> nn.Module:
-        module = _made(settings, shape, outputs)
+        module = made(settings, shape, outputs)
         said.update(dict.fromkeys(_notes(module)))
         if weights is not None:
             said[weights.load(module)] = None  # before freezing: the head is the last linear layer, frozen or not
@@ -168,7 +264,7 @@ def _maker(
     return make
 
 
-def _made(settings: Mapping[str, Any], shape: Shape, outputs: int) -> nn.Module:
+def made(settings: Mapping[str, Any], shape: Shape, outputs: int) -> nn.Module:
     """The module of these settings, its numbers new."""
     kind = settings["kind"]
     target = registry.find("model", kind)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import torch
@@ -17,6 +18,9 @@ from .backbones import Backbone
 from .base import Shape
 from .factory import build_backbone, resolve_backbone
 from .nettailor_paths import OWN, Paths, all_paths, kept_paths, living, named, remaining
+from .tasks import count as count_tasks
+from .tasks import of_task
+from .teacher import Teacher, build_teacher, flat, unflat
 
 _OWN_AT_START, _PROXY_AT_START = 2.0, -2.0
 _DEVIATION = 0.01
@@ -33,18 +37,7 @@ class Fork(nn.Module):
         self.block = block
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([_flat(x), _flat(self.block(x))], dim=1)
-
-
-def _flat(x: Tensor) -> Tensor:
-    return x.permute(0, 2, 3, 1).flatten(1) if x.dim() == 4 else x  # as images lie in memory: channels last
-
-
-def _unflat(x: Tensor, shape: Shape) -> Tensor:
-    if len(shape) == 1:
-        return x
-    channels, height, width = shape
-    return x.reshape(-1, height, width, channels).permute(0, 3, 1, 2)
+        return torch.cat([flat(x), flat(self.block(x))], dim=1)
 
 
 class Tail(nn.Module):
@@ -73,6 +66,8 @@ class Tail(nn.Module):
         self.shapes = tuple(shapes)
         self.forked = forked
         self.activation = activation
+        self._seen: dict[int, Tensor] | None = None
+        self._locally = False
         self.blocks = nn.ModuleDict({str(block): module for block, module in blocks.items()})
         self.proxies = nn.ModuleDict()
         self.attention = nn.ModuleDict()
@@ -102,26 +97,60 @@ class Tail(nn.Module):
         own: Tensor | None = None
         if self.forked:
             size = math.prod(self.shapes[self.fixed])
-            own = _unflat(x[:, size:], self.shapes[self.fixed + 1])
-            x = _unflat(x[:, :size], self.shapes[self.fixed])
+            own = unflat(x[:, size:], self.shapes[self.fixed + 1])
+            x = unflat(x[:, :size], self.shapes[self.fixed])
         found = {self.fixed: x}
         for block, sources in self.paths.items():
             ways: list[Tensor] = []
             for source in sources:
                 if source != OWN:
-                    ways.append(self.proxies[str(block)].get_submodule(str(source))(found[source]))
+                    ways.append(self._proxy(block, source)(found[source]))
                 elif own is not None and block == self.fixed + 1:
                     ways.append(own)
                 else:
                     ways.append(self.blocks[str(block)](found[block - 1]))
-            mixed = ways[0]
-            if len(ways) > 1:
-                alphas = self.alphas(block).unbind()
-                mixed = ways[0] * alphas[0]
-                for way, alpha in zip(ways[1:], alphas[1:], strict=True):
-                    mixed = mixed + way * alpha
-            found[block] = self.activation(mixed)
+            found[block] = self._mixed(block, ways)
+            if self._seen is not None:
+                self._seen[block] = self._apart(block, ways, found) if self._locally else found[block]
         return found
+
+    def _proxy(self, block: int, source: int) -> nn.Module:
+        return self.proxies[str(block)].get_submodule(str(source))
+
+    def _mixed(self, block: int, ways: Sequence[Tensor]) -> Tensor:
+        mixed = ways[0]
+        if len(ways) > 1:
+            alphas = self.alphas(block).unbind()
+            mixed = ways[0] * alphas[0]
+            for way, alpha in zip(ways[1:], alphas[1:], strict=True):
+                mixed = mixed + way * alpha
+        found: Tensor = self.activation(mixed)
+        return found
+
+    def _apart(self, block: int, ways: Sequence[Tensor], found: Mapping[int, Tensor]) -> Tensor:
+        """The block's activation again, as if its inputs were constants: what is made of it trains this block alone."""
+        alone = []
+        for source, way in zip(self.paths[block], ways, strict=True):
+            if source == OWN:
+                alone.append(way.detach())  # all numbers of the frozen block are constants
+                continue
+            module = self._proxy(block, source)
+            # Copies take the running statistics: they follow each batch once.
+            copies = {name: buffer.clone() for name, buffer in module.named_buffers()}
+            alone.append(torch.func.functional_call(module, copies, (found[source].detach(),)))
+        return self._mixed(block, alone)
+
+    @contextmanager
+    def seeing(self, locally: bool) -> Iterator[dict[int, Tensor]]:
+        """Inside a ``with`` block: the activations of the blocks by number, filled in by the next pass forward.
+
+        ``locally``: worked out from constant inputs, so that no gradient goes from a block into those before it.
+        """
+        self._seen, self._locally = {}, locally
+        try:
+            yield self._seen
+        finally:
+            self._seen = None
 
     def forward(self, x: Tensor) -> Tensor:
         return self.activations(x)[self.last]
@@ -220,7 +249,9 @@ def nettailor(
     fold_norms: bool = True,
     prune: Annotated[float, Field(ge=0, lt=1)] | None = None,
     prune_blocks: Annotated[int, Field(ge=0)] = 0,
-    paths: dict[int, list[int]] | None = None,
+    paths: dict[int, list[int]] | list[dict[int, list[int]]] | None = None,
+    teacher: str | list[str | None] | None = None,
+    teacher_sha256: str | list[str | None] | None = None,
 ) -> nn.Module:
     """A frozen backbone of blocks, with small trained paths into each from a few activations before it, and attention.
 
@@ -255,6 +286,8 @@ def nettailor(
     if first_tailored_block > count:
         raise ValueError(f"first_tailored_block is {first_tailored_block}, but the backbone has {count} blocks")
     every = all_paths(count, skips, first_tailored_block)
+    if isinstance(paths, list):
+        raise ValueError("paths: a list is of the models of all tasks; one model has the paths of its own task")
     kept = every if paths is None else living(remaining(every, paths))
     fixed = first_tailored_block - 1
     forked = OWN in kept.get(first_tailored_block, ())
@@ -269,6 +302,8 @@ def nettailor(
     layers["classifier"] = nn.Linear(channels, outputs)
     model = NetTailor(layers)
     model.notes = (*frozen.notes, *([] if paths is None else [_pruned(every, kept)]))
+    if isinstance(teacher, str):
+        model.notes += (f"teacher: {teacher}",)
     return model
 
 
@@ -296,8 +331,20 @@ def complete(settings: Mapping[str, Any]) -> dict[str, Any]:
         if settings["paths"] is not None:
             raise ConfigError("model.paths: is filled in by prune; set prune, or leave paths out")
     elif settings["paths"] is None:
-        found["paths"] = kept_paths(settings["weights"], settings["prune"] or 0.0, settings["prune_blocks"])
+        how = settings["prune"] or 0.0, settings["prune_blocks"]
+        if isinstance(settings["weights_sha256"], list):
+            each = [of_task(settings, task)["weights"] for task in range(count_tasks(settings))]
+            found["paths"] = [kept_paths(file, *how) for file in each]
+        else:
+            found["paths"] = kept_paths(settings["weights"], *how)
     return found
 
 
+def taught_by(settings: Mapping[str, Any], shape: Shape, outputs: int) -> Teacher:
+    """The teacher of resolved settings; raises `ConfigError`."""
+    file, digest = settings["teacher"], settings["teacher_sha256"]
+    return build_teacher(settings["backbone"], shape, outputs, file, digest, settings["first_tailored_block"])
+
+
 nettailor.complete = complete  # type: ignore[attr-defined]
+nettailor.taught_by = taught_by  # type: ignore[attr-defined]

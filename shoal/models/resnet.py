@@ -1,4 +1,4 @@
-"""ResNet-20 for small images, with BatchNorm or GroupNorm."""
+"""ResNet-20 and its kin for small images, with BatchNorm or GroupNorm."""
 
 from __future__ import annotations
 
@@ -56,16 +56,20 @@ def resnet20(
     norm: Literal["batch", "group"] = "batch",
     groups: Annotated[int, Field(ge=1)] = 2,
     width: Annotated[int, Field(ge=1)] = 16,
+    blocks: Annotated[int, Field(ge=1)] = 3,
+    stem: Literal["small", "imagenet"] = "small",
     shortcut: Literal["A", "B"] = "A",
 ) -> nn.Module:
-    """A 3x3 convolution, three stages of three blocks with ``width``, 2 and 4 times as many channels, mean, head.
+    """A stem, three stages of ``blocks`` with ``width``, 2 and 4 times as many channels, mean, head.
 
-    The CIFAR network of He et al., "Deep Residual Learning for Image Recognition" (2016), section 4.2: 269,722
-    parameters on 3x32x32 images with 10 outputs. ``shortcut``: ``A`` pads with zeros, as there; ``B`` projects
-    (1x1 convolution and norm, 272,474 parameters). ``norm: group`` has ``groups`` groups in every layer and no
-    buffers: rows are independent of each other, which suits clients with different data (two groups as in
-    Reddi et al., "Adaptive Federated Optimization", 2021). ``classifier`` is the head. Takes ``[rows, *shape]``,
-    gives logits. Initialisation: He normal (fan-out) for convolutions, torch's for the head.
+    The CIFAR network of He et al., "Deep Residual Learning for Image Recognition" (2016), section 4.2, with 6 n + 2
+    layers for n ``blocks`` a stage: 269,722 parameters for n = 3 on 3x32x32 images with 10 outputs. ``stem: small`` is
+    a 3x3 convolution, as there; ``imagenet`` that of `resnet18`, a 7x7 convolution with stride 2 and max-pooling, with
+    a sixteenth of the pixels in every stage. ``shortcut``: ``A`` pads with zeros, as there; ``B`` projects (1x1
+    convolution and norm, 272,474 parameters). ``norm: group`` has ``groups`` groups in every layer and no buffers: rows
+    are independent of each other, which suits clients with different data (two groups as in Reddi et al., "Adaptive
+    Federated Optimization", 2021). ``classifier`` is the head. Takes ``[rows, *shape]``, gives logits. Initialisation:
+    He normal (fan-out) for convolutions, torch's for the head.
 
     Raises ``ValueError`` if ``groups`` does not divide ``width``.
     """
@@ -73,17 +77,20 @@ def resnet20(
     if norm == "group" and width % groups:
         raise ValueError(f"resnet20 needs groups that divide the width; got groups {groups}, width {width}")
     make: Norm = nn.BatchNorm2d if norm == "batch" else lambda n: nn.GroupNorm(groups, n)
-    features: OrderedDict[str, nn.Module] = OrderedDict(
-        conv=nn.Conv2d(channels, width, 3, padding=1, bias=False), norm=make(width), relu=nn.ReLU()
-    )
+    first = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+    if stem == "imagenet":
+        first = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+    features: OrderedDict[str, nn.Module] = OrderedDict(conv=first, norm=make(width), relu=nn.ReLU())
+    if stem == "imagenet":
+        features["maxpool"] = nn.MaxPool2d(3, stride=2, padding=1)
     inputs = width
     for stage in (1, 2, 3):
-        blocks = []
-        for block in range(3):
+        layers = []
+        for block in range(blocks):
             stride = 2 if stage > 1 and block == 0 else 1
-            blocks.append(Block(inputs, width * 2 ** (stage - 1), stride, make, shortcut))
+            layers.append(Block(inputs, width * 2 ** (stage - 1), stride, make, shortcut))
             inputs = width * 2 ** (stage - 1)
-        features[f"stage{stage}"] = nn.Sequential(*blocks)
+        features[f"stage{stage}"] = nn.Sequential(*layers)
     features["pool"] = nn.AdaptiveAvgPool2d(1)
     features["flatten"] = nn.Flatten()
     for layer in nn.Sequential(features).modules():

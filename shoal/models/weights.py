@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import json
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from ..loading import recipes
 from ..parameters import ParameterSpace
+from .pretraining import MARKS, sentence, told
 
 _TORCH = (".pth", ".pt")
 _NESTED = ("state_dict", "model_state_dict", "model")
@@ -55,7 +58,10 @@ def locate(given: str) -> tuple[Path, str | None]:
     if path.is_dir():
         raise ConfigError(f"model.weights: {path} is a folder; name the file in it, such as {path}/model.safetensors")
     if not path.is_file():
-        raise ConfigError(f"model.weights: there is no file {path}; relative paths start in the working directory")
+        made = f"; the recipe of this name makes it: shoal pretrain {path.stem}" if path.stem in recipes() else ""
+        raise ConfigError(
+            f"model.weights: there is no file {path}; relative paths start in the working directory{made}"
+        )
     if path.suffix not in (".safetensors", *_TORCH):
         raise ConfigError(f"model.weights: needs a .safetensors, .pth or .pt file; got {path.name}")
     return path, key or None
@@ -64,14 +70,21 @@ def locate(given: str) -> tuple[Path, str | None]:
 def check_weights(given: str, sha256: str | None = None) -> str:
     """The SHA-256 of the file that ``model.weights`` names; raises `ConfigError` if it is not ``sha256``."""
     path, _ = locate(given)
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    about = path.stat()
+    found = _digest(path, about.st_mtime_ns, about.st_size)
     if sha256 is not None and sha256 != found:
         raise ConfigError(
             f"model.weights: {path} has the SHA-256 {found}, but model.weights_sha256 says {sha256}; bring the old "
             f"file back, or leave weights_sha256 out to begin a new run with this one"
         )
     return found
+
+
+@functools.lru_cache(64)
+def _digest(path: Path, changed: int, size: int) -> str:
+    """The SHA-256 of a file that was last ``changed`` then: one file may hold the models of many tasks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Weights:
@@ -85,7 +98,10 @@ class Weights:
     def __init__(self, given: str) -> None:
         path, key = locate(given)
         self.file = path.name
-        tensors, entries = _safetensors(path) if path.suffix == ".safetensors" else (_torch(path), None)
+        tensors, metadata = _safetensors(path) if path.suffix == ".safetensors" else (_torch(path), {})
+        entries = _entries(metadata)
+        self.about = told(metadata)
+        """What the file tells of its pre-training, see `shoal.models.pretraining`."""
         if entries is not None:
             tensors = _entry(path, tensors, entries, key)
         elif key is not None:
@@ -109,7 +125,7 @@ class Weights:
         names: dict[int, list[str]] = {}  # a tied parameter has several names, and the file perhaps one of them
         for name, tensor in own.items():
             names.setdefault(id(tensor), []).append(name)
-        head = _head(module)
+        head = head_names(module)
         new_head: list[str] = []
         wrong, taken = [], []
         for aliases in names.values():
@@ -136,6 +152,8 @@ class Weights:
             target.copy_(source)
         ignored = [name for name in found if name not in own]
         note = f"weights from {self.file}: {len(taken)} tensors"
+        if self.about is not None:
+            note += f", {sentence(self.about)}"
         if new_head:
             note += f"; the head is newly initialised ({'; '.join(new_head)})"
         return note + (f"; ignored, not in the model: {_few(ignored)}" if ignored else "")
@@ -175,7 +193,7 @@ def _difference(name: str, target: Tensor, source: Tensor | None) -> str:
     return f"{name}: the file has {theirs}, the model {tuple(target.shape)}"
 
 
-def _head(module: nn.Module) -> set[str]:
+def head_names(module: nn.Module) -> set[str]:
     """The names of the parameters of the last linear layer."""
     if not any(p.requires_grad for p in module.parameters()):
         return set()
@@ -185,21 +203,27 @@ def _head(module: nn.Module) -> set[str]:
     return {n for n, p in module.named_parameters(remove_duplicate=False) if first[id(p)] in inside}
 
 
-def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """The tensors; and the architecture of each entry by its key, if a run wrote the file."""
+def _safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a model, and the metadata."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no mapping)
+            names = [name for name in file.keys() if name != MARKS]  # noqa: SIM118 (it is no mapping)
+            tensors = {name: file.get_tensor(name) for name in names}
     except (SafetensorError, OSError, ValueError) as error:
         raise ConfigError(f"model.weights: {path} is no readable safetensors file: {_line(error)}") from error
+    return tensors, metadata
+
+
+def _entries(metadata: Mapping[str, str]) -> dict[str, Any] | None:
+    """The architecture of each entry by its key, if a run wrote the file."""
     try:
         models = json.loads(metadata.get("models", "null"))
     except json.JSONDecodeError:
         models = None
-    return tensors, models if isinstance(models, dict) else None
+    return models if isinstance(models, dict) else None
 
 
 def _torch(path: Path) -> dict[str, Tensor]:

@@ -35,7 +35,7 @@ def charts(runs: Runs) -> str:
             for run in members:
                 view = (i, seeds.index(run.seed))
                 named = [(place, name, curves(run, scope, name)) for place, name in enumerate(entries)] if few else []
-                for place, name, one in named or [(0, "mean over the entries", _mean(run, scope))]:
+                for place, name, one in named or [(0, "mean over the entries", mean(run, scope))]:
                     if one:
                         edges = run.boundaries
                         traces += lines(over_seeds([one]), name, name, place, 1, edges, ".3g", view=view, gaps=True)
@@ -61,7 +61,7 @@ def curves(run: Run, scope: str, entry: str) -> dict[int, float]:
     return {round: value for round, value in found.items() if round > 0}
 
 
-def _mean(run: Run, scope: str) -> dict[int, float]:
+def mean(run: Run, scope: str) -> dict[int, float]:
     """The mean over the entries of a round; a line over several ``entries`` counts as many times."""
     parts: dict[int, list[tuple[float, float]]] = {}
     for line in run.metrics[METRIC]:

@@ -199,6 +199,18 @@ NUMBERS: dict[str, Number] = {
     "validation_loss": Number(
         "Validation loss", PLAIN, "Loss on the validation rows, mean over the targets and the last five rounds.",
     ),
+    "bank_bytes": Number(
+        "All entries", BYTES, "Bytes of all entries of the bank at the end of the run, as they would be sent.",
+    ),
+    "bank_entries": Number("Entries at the end", COUNT, "How many entries the bank has at the end of the run."),
+    "constant_bytes": Number(
+        "Constants, once", BYTES,
+        "Bytes of what is frozen in the models, such as a backbone. Every client needs them once; no round sends them.",
+    ),
+    "teacher_bytes": Number(
+        "Teachers, once", BYTES,
+        "Bytes of the networks that models are compared with while they are trained. Clients need them once.",
+    ),
     "updates": Number("Updates accepted", COUNT, "How many answers of clients reached the bank, over all rounds."),
     "warmup_updates": Number(
         "Updates accepted in the warm-up", COUNT, "How many did so in the round 0 of methods that have one.",

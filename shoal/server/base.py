@@ -22,11 +22,17 @@ from ..schedules import Schedule
 
 def shares(weights: Sequence[float]) -> list[float]:
     """Weights as shares that sum to one, in float64; ``ValueError`` unless all are positive and finite."""
+    given = check_weights(weights)
+    scaled = given / given.max()  # First, because the sum of huge weights would overflow.
+    return [float(w) for w in scaled / scaled.sum()]
+
+
+def check_weights(weights: Sequence[float]) -> np.ndarray:
+    """The weights as float64 ``[n]``; ``ValueError`` unless there are any, all positive and finite."""
     given = np.asarray(weights, dtype=np.float64)
     if not given.size or not np.isfinite(given).all() or given.min() <= 0:
         raise ValueError(f"a mean needs at least one weight, all positive and finite; got {list(weights)}")
-    scaled = given / given.max()  # First, because the sum of huge weights would overflow.
-    return [float(w) for w in scaled / scaled.sum()]
+    return given
 
 
 class Mean:
@@ -37,6 +43,15 @@ class Mean:
     """Whether answers that are all equal come back as they are; not so where weights do not sum to one."""
     needs_server: ClassVar[bool] = False
     """Whether it knows how clients are drawn by a server, which a method without one does not do."""
+    streams: ClassVar[bool] = False
+    """Whether it is the mean of `shoal.server.means.average` with its own `weights`, and each weight depends on its own
+    part alone: then answers can be added up as they come, and need not be kept. A class that defines ``combine`` or
+    ``weights`` says so itself, or it does not hold."""
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if {"combine", "weights"} & set(cls.__dict__) and "streams" not in cls.__dict__:
+            cls.streams = False
 
     def weights(self, group: Group) -> Sequence[float]:
         """One weight per part, before normalisation; float buffers are averaged with them, whatever the mean is."""

@@ -19,7 +19,8 @@ from ..bank import Entry
 from ..config import Local
 from ..messages import Group
 from .base import shares
-from .means import BLOCK, Weighted, average, sent
+from .means import Weighted, average, sent
+from .sums import BLOCK
 
 
 @functools.cache

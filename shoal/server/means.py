@@ -17,9 +17,7 @@ from ..bank import Entry
 from ..errors import ConfigError
 from ..messages import Group, World
 from .base import Mean, shares
-
-BLOCK = 1 << 16
-"""Coordinates that are averaged at a time."""
+from .sums import BLOCK, add_changes
 
 
 def sent(old: Entry, group: Group) -> list[tuple[Tensor, Tensor | None]]:
@@ -68,9 +66,8 @@ def average(old: Entry, group: Group, weights: Sequence[float]) -> Tensor:
 
 def _over_all(values: Sequence[Tensor], share: Sequence[float]) -> Tensor:
     first = values[0].to(torch.float64)
-    change, away = torch.zeros_like(first), torch.empty_like(first)
-    for x, weight in zip(values[1:], share[1:], strict=True):
-        change.add_(away.copy_(x).sub_(first), alpha=weight)
+    change = torch.zeros_like(first)
+    add_changes(change, first, values[1:], share[1:])
     # Where nothing changes, the very bits of the first: -0.0 + 0.0 would be 0.0.
     return torch.where(change == 0, values[0], (first + change).to(values[0].dtype))
 
@@ -94,6 +91,8 @@ class Weighted(Mean):
     Paper: McMahan et al. (2017), algorithm 1. The weights are normalised over those who answered.
     """
 
+    streams = True
+
     def combine(self, old: Entry, group: Group) -> Tensor:
         """The weighted mean of the parts; see `average`."""
         return average(old, group, self.weights(group))
@@ -105,6 +104,8 @@ class Uniform(Weighted):
     It is unbiased where clients are drawn with replacement, in proportion to their rows (arXiv 2009.06557,
     algorithm 1).
     """
+
+    streams = True
 
     def weights(self, group: Group) -> Sequence[float]:
         """How often each client was drawn."""
@@ -118,6 +119,8 @@ class Listed(Weighted):
     They need not sum to one: they are normalised over those who answered. Raises ``ValueError`` for other
     weights, and `ConfigError` when a client answers that has none.
     """
+
+    streams = True
 
     def __init__(self, world: World | None = None, *, weights: list[float] | dict[int, float]) -> None:
         items = weights.items() if isinstance(weights, Mapping) else enumerate(weights)

@@ -16,10 +16,11 @@ from ..errors import ConfigError
 from ..messages import Group
 from ..participation import Selection
 from .base import Mean
-from .means import BLOCK, sent
+from .means import sent
+from .sums import BLOCK
 
 MOST_CLIENTS = 100_000
-"""Of so many clients the rows are counted; of more, such as a million that are drawn when asked for, never."""
+"""Of so many clients the rows are counted one by one; of more only where the stream knows them all at once."""
 
 
 class Unbiased(Mean):
@@ -41,7 +42,7 @@ class Unbiased(Mean):
 
     Raises `ConfigError` where no weight makes it unbiased (a client with rows that is never drawn), where the chance to
     be drawn has no closed form (unequal probabilities without replacement), and where the rows of more than 100,000
-    clients would have to be counted; ``ValueError`` for an answer that tells no client.
+    clients would have to be counted one by one; ``ValueError`` for an answer that tells no client.
     """
 
     averages = False
@@ -62,13 +63,13 @@ class Unbiased(Mean):
         if selection.settings.probabilities == "rows":
             self.common = 1 / draws
             return
-        if clients > MOST_CLIENTS:
+        if clients > MOST_CLIENTS and selection.sizes() is None:
             raise ConfigError(
-                f"method.mean: unbiased would have to count the rows of all {clients:,} clients, and does so up to "
-                f"{MOST_CLIENTS:,}; use mean: uniform, which is unbiased where all clients hold as many rows, or draw "
-                f"them with participation.probabilities: rows"
+                f"method.mean: unbiased would have to count the rows of all {clients:,} clients one by one, and does "
+                f"so up to {MOST_CLIENTS:,}; use mean: uniform, which is unbiased where all clients hold as many rows, "
+                f"or draw them with participation.probabilities: rows"
             )
-        rows = np.array([selection.rows(client) for client in range(clients)], dtype=np.float64)
+        rows = selection.held()
         if not rows.any():
             raise ConfigError("method.mean: unbiased weighs by the training rows of round 1, but nobody holds any")
         share = rows / rows.sum()

@@ -101,7 +101,7 @@ def test_a_stream_may_say_that_clients_share_rows() -> None:
         ("own_parts", "needs an import path, such as my_methods:MyMethod; got 'own_parts'"),
         ("own_parts:Missing", "cannot import 'own_parts:Missing'"),
         ("no_such_module:Part", "cannot import 'no_such_module:Part'"),
-        ("own_parts:NOTHING", "no part of a run; laws exist for method, learner, mean, server"),
+        ("own_parts:NOTHING", "no part of a run; laws exist for method, learner, compression, mean, server"),
         ("own_parts:Number", "own_parts:Number is a model; laws exist for"),
         ("shoal.streams.tasks:TaskStream", r"examples = \[\{\.\.\.\}\]"),
     ],

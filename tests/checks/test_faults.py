@@ -15,8 +15,10 @@ from shoal.experiment import Experiment
 
 RUN = {
     "ThreadBound": {"any number of workers"},
+    "Peeking": {"programs can be sent"},
     "Herd": {"any order of clients"},
-    "Forgetful": {"resume at every round"},
+    # Another process has no more of it than another day.
+    "Forgetful": {"resume at every round", "programs can be sent"},
     "Tupled": {"resume at every round"},
     "Evaluated": {"a probe changes nothing"},
     # What is changed in place is another start for the next look at it.
@@ -53,7 +55,12 @@ RUN = {
     "Averaged": {"equal updates come back"},
     "Credulous": {"bad updates are rejected"},
     # What stragglers and rejected clients left in the process counts too, and goes round what is planted.
-    "SideChannel": {"late and crashed clients", "bad updates are rejected", "equal updates come back"},
+    "SideChannel": {
+        "late and crashed clients",
+        "bad updates are rejected",
+        "equal updates come back",
+        "programs can be sent",
+    },
 }
 SERVER = {
     "Rounding": {"equal answers come back"},

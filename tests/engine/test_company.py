@@ -100,7 +100,7 @@ class World:
             return Update({}, weight=1.0)
 
         jobs = [Job(Assignment(c), self.clients[c], self.clients[c].train) for c in who]
-        assert engine.dense
+        assert engine.chains
         engine.alone = None  # type: ignore[assignment, method-assign]  # everything must be stacked
         engine.run(train, jobs)
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,8 @@ from shoal.engine.kernel import Kernel
 from shoal.engine.plan import plan
 from shoal.messages import Client
 from shoal.models.base import Model
+from shoal.models.decomposed import decomposed
+from shoal.models.factory import resolve_network
 from shoal.randomness import Moment, generator
 from shoal.requests import Fit, Optimizer, Served
 
@@ -54,8 +56,8 @@ def net() -> nn.Module:
 class Told:
     """A kernel, and how many rows its frozen layers have seen."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.model = Model("main", net)
+    def __init__(self, make: Callable[[], nn.Module] = net, **settings: Any) -> None:
+        self.model = Model("main", make)
         self.kernel = Kernel({"main": self.model}, images(), CPU, **settings)
         self.rows = 0
         self.start = Served.of(self.model.initial(generator(0, "start")))
@@ -74,16 +76,27 @@ class Told:
         return self.kernel.fit(replace(request, **more), Client(3, Moment(0, 1), rows, rows[:0])).vector
 
 
-def test_a_fit_is_the_loop_over_the_whole_network() -> None:
-    told = Told()
+def borrowing() -> nn.Module:
+    """The same network, whose trained convolution has places for constants behind the frozen ones."""
+    return decomposed((1, 6, 6), 3, network=resolve_network({"kind": "test_kept:net"}), parts=4)
+
+
+@pytest.mark.parametrize("make", [net, borrowing])
+def test_a_fit_is_the_loop_over_the_whole_network(make: Callable[[], nn.Module]) -> None:
+    told = Told(make)
     rows = torch.arange(40) * 3
-    found = told.fit(rows)
-    assert told.rows == 40
     module, space = told.model.build(), told.model.space
+    if make is borrowing:
+        pool = torch.randn(2, 2, 12, generator=torch.Generator().manual_seed(0))
+        told.start = replace(told.start, constants={"network.back.0.pool": pool})
+        module.get_submodule("network.back.0").pool = pool
+    found = told.fit(rows)
+    assert torch.equal(told.fit(rows), found)
+    assert told.rows == 40
     named = {name: p for name, p in module.named_parameters() if p.requires_grad}
     for name, parameter in named.items():
         parameter.data.copy_(space.view(told.start.vector, name))
-    module.get_submodule("front").eval()
+    module.get_submodule("front" if make is net else "network.front").eval()
     optimizer = torch.optim.SGD(named.values(), lr=0.1, momentum=0.9)
     data = images()
     for step in plan(40, 16, 2, None, False, Client(3, Moment(0, 1), rows, rows[:0]).random("fit")):
@@ -139,6 +152,22 @@ def test_what_sees_the_whole_network() -> None:
     assert told.rows == 0
     told.fit(rows, segments=("features", "classifier"))
     assert told.rows == 32
+
+
+def placed() -> nn.Module:
+    """The network with a place for a constant in front."""
+    module = net()
+    module.get_submodule("front.0").register_buffer("place", torch.zeros(1), persistent=False)
+    return module
+
+
+def test_constants_in_front_are_this_fits_alone() -> None:
+    told, rows = Told(placed), torch.arange(20)
+    told.fit(rows)
+    told.start = replace(told.start, constants={"front.0.place": torch.ones(1)})
+    for _ in range(2):
+        told.fit(rows)
+    assert told.rows == 60
 
 
 def test_memory_is_bounded_and_the_oldest_make_room(monkeypatch: pytest.MonkeyPatch) -> None:

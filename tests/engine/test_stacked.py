@@ -281,7 +281,7 @@ def test_what_is_no_chain_of_layers_is_left_to_the_reference_and_named() -> None
     of, data = Model("main", Twice), table()
     starts = vectors(of.space.size)
     engine = Stacked({"main": of, "plain": model()}, data, torch.device("cpu"))
-    assert sorted(engine.dense) == ["plain"]
+    assert sorted(engine.chains) == ["plain"]
     assert "main by the reference kernel" in engine.describe()
 
     def ask(client: Client) -> Fit:

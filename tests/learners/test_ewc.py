@@ -150,6 +150,27 @@ def test_each_entry_is_held_by_itself_and_nothing_is_sent() -> None:
     assert all(sent[0])
 
 
+def test_an_entry_for_each_task_is_held_when_a_client_comes_back_to_it() -> None:
+    """Client i is at task (i + round) % 2: each entry is trained in rounds 1 and 3 by one client, with a round between.
+
+    In round 3 it is held by what the client knew after round 1; with a task that never changes nothing is.
+    """
+    tasks = {"stream": {"tasks": 2}, "rounds": 3, "local": {**FULL, "epochs": 3}, "method": {"per": "task"}}
+    held = play(CURVED[:1], ewc(per="task", strength=5.0), **tasks)
+    plain = play(CURVED[:1], "plain", **tasks)
+    assert same(held.states[2], plain.states[2])
+    w = plain.states[1].bank["task/1"].vector.double().numpy()
+    k = 0.3 * 5.0 * fisher(CURVED[0], w)
+    end = w
+    for _ in range(3):
+        end = (end - 0.3 * gradient(CURVED[0], end) + k * w) / (1 + k)
+    np.testing.assert_allclose(held.bank["task/1"].vector, end, rtol=2e-4, atol=1e-5)
+    assert np.abs(plain.bank["task/1"].vector.double().numpy() - end).max() > 1e-2
+    tasks["stream"] = {"tasks": 1}
+    staying, free = (play(CURVED[:1], learner, **tasks) for learner in (ewc(per="task"), "plain"))
+    assert same(staying.states[-1], free.states[-1])
+
+
 def test_tasks_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ConfigError, match="no tasks"):
         setup_of(CURVED, ewc(per="task"))

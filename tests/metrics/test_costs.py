@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
+from dataclasses import replace
 
 import pytest
 import torch
 from measure_fakes import context, seen
+from torch import nn
 
-from shoal.bank import Buffers, Entry
-from shoal.messages import Assignment, Failure, Outcome, Part, Update
+from shoal.bank import Bank, Buffers, Entry
+from shoal.messages import Assignment, Failure, Outcome, Part, Update, World
 from shoal.metrics.costs import Costs
 from shoal.metrics.probes import Probes
+from shoal.models.base import Model
 from shoal.requests import FitResult, Score
 
 # 10 float32 numbers and an extra of 2: 48 bytes. The moments on the server never travel.
@@ -73,7 +77,7 @@ def test_steps_and_loss():
     )
     assert found["client_steps"] == 9
     assert found["training_loss"] == 1.25
-    assert lines[-1]["rows"] == 4
+    assert [line["rows"] for line in lines if line["metric"] == "training_loss"] == [4]
 
 
 def test_a_round_without_clients():
@@ -85,7 +89,48 @@ def test_a_round_without_clients():
         "total_bytes_up": 0,
         "client_steps": 0,
         "training_loss": None,
+        "bank_bytes": 0,
     }
+
+
+def half_frozen(outputs):
+    """A frozen layer of 3 x 2 and 2 numbers with a frozen norm (4 vectors of 2, a counter), a trained head."""
+
+    def make():
+        torch.manual_seed(0)
+        front = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        front.requires_grad_(False)
+        return nn.Sequential(OrderedDict(front=front, classifier=nn.Linear(2, outputs)))
+
+    return make
+
+
+def test_the_size_of_the_models():
+    main = Model("main", half_frozen(4), teacher=nn.Linear(3, 4))
+    other = Model("main-5", half_frozen(5), like=main, teacher=nn.Linear(3, 5))
+    world = World(0, 2, 3, {"main": main, "main-5": other})
+    costs = Costs(replace(context(), world=world))
+    bank = Bank({"a": ENTRY, "b": ENTRY})
+    lines, _ = costs.observe(seen(1, before=bank, after=bank), {})
+    # (6 + 2 + 4 * 2) numbers of 4 bytes and a counter of 8 are frozen, in both models the same; the teachers have
+    # 12 + 4 and 15 + 5 numbers. Equal numbers inside one model (the norm's two zeros and two ones) are all there.
+    wanted = {"metric": "bank_bytes", "value": 96, "entries": 2, "constants": 72, "teachers": 144}
+    assert lines[-1] == wanted
+    summary = Costs.summarise([{"round": 1, **wanted}, {"round": 3, **wanted, "value": 48, "entries": 1}])
+    found = {key: summary[key] for key in ("bank_bytes", "bank_entries", "constant_bytes", "teacher_bytes")}
+    assert found == {"bank_bytes": 48, "bank_entries": 1, "constant_bytes": 72, "teacher_bytes": 144}
+
+
+@pytest.mark.parametrize(("round", "after", "last", "told"), [
+    (1, ("a",), False, True), (2, ("a",), False, False), (2, ("a", "b"), False, True), (2, ("b",), False, True),
+    (9, ("a",), True, True),
+])  # fmt: skip
+def test_when_the_size_is_told(round, after, last, told):
+    before = Bank({"a": ENTRY})
+    lines, _ = Costs(context()).observe(
+        seen(round, before=before, after=Bank(dict.fromkeys(after, ENTRY)), last=last), {}
+    )
+    assert ("bank_bytes" in [line["metric"] for line in lines]) == told
 
 
 def test_no_line_holds_a_time():
@@ -112,6 +157,10 @@ def test_summary_weighs_every_client_and_round_alike():
         "total_bytes_down": 260,
         "total_bytes_up": 0,
         "client_steps": 30,
+        "bank_bytes": None,
+        "bank_entries": None,
+        "constant_bytes": None,
+        "teacher_bytes": None,
     }
 
 

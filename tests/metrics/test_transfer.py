@@ -71,6 +71,32 @@ def test_points_instead_of_fractions_scale_everything():
     same(backward_transfer(points, BOUNDARIES, TRAINED, 4, 12), scaled)
 
 
+def test_a_drop_that_a_servers_momentum_postpones_is_seen_by_worst_at_5_alone():
+    # In points. After round 1 a plain server falls at once and recovers, one with momentum falls two rounds later.
+    plain, momentum = [76, 57, 71, 82, 78, 80], [76, 78, 69, 65, 67, 70]
+    found = [
+        backward_transfer({0: dict(enumerate(row, start=1))}, (1,), {0: range(1, 7)}, 1, 6) for row in (plain, momentum)
+    ]
+    assert [f["seen"] for f in found] == [57 - 76, 78 - 76]
+    assert [f["negative"] for f in found] == [57 - 76, 0]
+    assert [f["worst@1"] for f in found] == [57 - 76, 0]
+    assert [f["worst@5"] for f in found] == [57 - 76, 65 - 76]
+
+
+def test_first_touches_lift_the_literal_reading_and_no_other():
+    # Five tasks. At the first of four boundaries task 4 is trained for the first time, from 50 to 80 points, and task
+    # 0, trained before, falls from 80 to 70: 20 / 25 = 0.8 points literally, -10 / 25 = -0.4 of events.
+    rounds = range(1, 11)
+    matrix = {t: dict.fromkeys(rounds, 80) for t in range(5)}
+    matrix[0] |= dict.fromkeys(rounds[2:], 70)
+    matrix[4] |= dict.fromkeys(rounds[:2], 50)
+    trained = {0: rounds, 1: (1, 2), 2: (1, 2), 3: (1, 2), 4: (3, 4)}
+    found = backward_transfer(matrix, (2, 4, 6, 8), trained, 5, 10)
+    assert found["literal"] == pytest.approx(20 / 25)
+    assert found["seen"] == found["negative"] == pytest.approx(-10 / 25)
+    assert found["events"] == 4
+
+
 def test_sync_order_has_no_events():
     # Task t is trained in phase t alone and jumps from .1 to .6 there: literal counts two jumps of .5.
     matrix = {t: {r: 0.6 if r > 2 * t else 0.1 for r in range(1, 7)} for t in range(3)}

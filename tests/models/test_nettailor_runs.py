@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import nn
 
 import shoal as library
-from shoal.checks import laws_bits, laws_failure, laws_memory, laws_purity
+from shoal.checks import laws_bits, laws_failure, laws_memory, laws_purity, laws_stacked
 from shoal.checks.case import Case
-from shoal.engine import features, one_torch_thread
+from shoal.engine import one_torch_thread
 from shoal.engine.kernel import Kernel
 from shoal.folder import RunFolder
 from shoal.messages import Client
@@ -167,12 +167,11 @@ LAWS = [
     laws_purity.batch_norm_stays_sound,
     laws_failure.a_single_class,
     laws_failure.late_and_crashed_clients,
+    laws_stacked.stacked_agrees_with_serial,
 ]
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_laws(law: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Memory for the activations of four or five clients: it is full before the law counts.
-    monkeypatch.setattr(features, "KEPT_BYTES", 500)
+def test_laws(law: Any) -> None:
     model = {"kind": "nettailor", "backbone": {"kind": f"{__name__}:Dense"}, "first_tailored_block": 2}
     law(Case(method={"kind": "fedavg", "per": "task"}, model=model, needs_model=True))

@@ -11,11 +11,11 @@ from shoal.models.resnet import Subsample, resnet20
 from shoal.parameters import BufferSpace, ParameterSpace
 
 
-def arithmetic(channels, outputs, shortcut, w=16):
+def arithmetic(channels, outputs, shortcut, w=16, n=3, kernel=3):
     """The number of parameters, and of normalised channels."""
-    total, norms, inputs = channels * w * 9, w, w
+    total, norms, inputs = channels * w * kernel**2, w, w
     for c in (w, 2 * w, 4 * w):
-        for _ in range(3):
+        for _ in range(n):
             total += inputs * c * 9 + c * c * 9
             norms += 2 * c
             if inputs != c and shortcut == "B":
@@ -48,6 +48,27 @@ def test_settings_reach_the_layers():
     with pytest.raises(ValueError, match="groups that divide the width; got groups 4, width 6"):
         resnet20((1, 9, 12), 4, width=6, norm="group", groups=4)
     resnet20((1, 9, 12), 4, width=6, groups=4)  # BatchNorm has no groups
+
+
+@pytest.mark.parametrize(("blocks", "layers"), [(1, 8), (2, 14), (5, 32)])
+def test_blocks_a_stage(blocks, layers):
+    module = resnet20((3, 32, 32), 10, blocks=blocks, width=4)
+    convolutions = [m for m in module.modules() if isinstance(m, nn.Conv2d)]
+    assert len(convolutions) + 1 == layers  # 6 n + 2, table 6 of He et al.
+    assert ParameterSpace(module).size == arithmetic(3, 10, "A", 4, blocks)[0]
+
+
+def test_the_stem_of_imagenet_leaves_a_sixteenth_of_the_pixels():
+    module = resnet20((3, 32, 32), 10, width=32, blocks=2, stem="imagenet", shortcut="B")
+    assert ParameterSpace(module).size == arithmetic(3, 10, "B", 32, 2, 7)[0]
+    features, x = module.get_submodule("features"), torch.randn(2, 3, 32, 32)
+    found = {}
+    for name, layer in features.named_children():
+        x = found[name] = layer(x)
+    sides = {name: tuple(values.shape[1:]) for name, values in found.items()}
+    torch.testing.assert_close(found["maxpool"], F.max_pool2d(F.relu(found["norm"]), 3, 2, 1))
+    assert [sides[f"stage{stage}"] for stage in (1, 2, 3)] == [(32, 8, 8), (64, 4, 4), (128, 2, 2)]
+    assert sides["conv"] == (32, 16, 16)
 
 
 def forward(module, x, shortcut):

@@ -50,7 +50,7 @@ def test_rounds_that_are_thinned_out_are_no_gaps() -> None:
 
 def test_a_line_over_many_entries_counts_as_many() -> None:
     run = run_of(moved(1, 0.2, entries=3), moved(1, 0.6, entry="a"), moved(2, 0.4, entries=40))
-    assert movement._mean(run, "all") == pytest.approx({1: (3 * 0.2 + 0.6) / 4, 2: 0.4})
+    assert movement.mean(run, "all") == pytest.approx({1: (3 * 0.2 + 0.6) / 4, 2: 0.4})
 
 
 def test_the_page_draws_every_entry_with_a_choice_of_scope(tmp_path: Path) -> None:

@@ -98,7 +98,9 @@ def test_the_server_section_appears_with_its_numbers(tmp_path: Path) -> None:
     more = [{"round": r, "metric": "median_sqrt_v", "value": 0.01 * r, "entry": "task/0"} for r in (1, 2)]
     tags = parsed(page(read(write_run(tmp_path / "run", more=more))))
     assert "server" in ids(tags)
-    assert len(SECTIONS) == len({*ALWAYS, *SEVERAL, "server", "confusion", "shifts", "concepts"})
+    assert len(SECTIONS) == len(
+        {*ALWAYS, *SEVERAL, "server", "confusion", "shifts", "concepts", "sizes", "heat", "orders"}
+    )
 
 
 def test_nothing_is_fetched(sweep: Path) -> None:

@@ -12,7 +12,8 @@ from server_steps import bits, group, sent
 from shoal.bank import Entry
 from shoal.errors import ConfigError
 from shoal.messages import Group, Part
-from shoal.server.means import BLOCK, Listed, Uniform, Weighted, shares
+from shoal.server.means import Listed, Uniform, Weighted, shares
+from shoal.server.sums import BLOCK
 
 OLD = Entry(torch.zeros(1))
 AWKWARD = torch.tensor([0.0, -0.0, 1e-45, -1e-38, 0.1, -1 / 3, 3.4028235e38, -3.4028235e38, 16777217.0])

@@ -61,8 +61,8 @@ def _with_system(raw: Any) -> Any:
         given = {"kind": given} if isinstance(given, str) else given
         if isinstance(given, Mapping) and given.get("kind", meant["kind"]) != meant["kind"]:
             raise ConfigError(
-                f"{part}.kind: method {name} means {part} {meant['kind']}, too; got {given['kind']!r}. Leave it out, or "
-                f"write the method as {json.dumps(registry.ALIASES['method'][name])}"
+                f"{part}.kind: method {name} means {part} {meant['kind']}, too; got {given['kind']!r}. Leave it out, "
+                f"or write the method as {json.dumps(registry.ALIASES['method'][name])}"
             )
         raw = {**raw, part: merged(meant, given)} if isinstance(given, Mapping) else raw
     return raw

@@ -31,14 +31,12 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     columns.append(_number("constant_bytes", "Constants"))
     if teachers:
         columns.append(_number("teacher_bytes", "Teachers"))
-    columns += [
-        _number("bank_entries", "Entries"),
-        ("An entry", lambda name, one: _share(one, _mean(one, "bank_entries"))),
-    ]
+    columns.append(_number("bank_entries", "Entries"))
+    if not all(tasks.values()):
+        columns.append(("An entry", lambda name, one: _share(one, _mean(one, "bank_entries"))))
     if any(tasks.values()):
         columns.append(("Tasks", lambda name, one: f"{tasks[name]:,}" if tasks[name] else "-"))
-        if any(tasks[name] != _mean(one, "bank_entries") for name, one in variants.items()):
-            columns.append(("Entries, per task", lambda name, one: _share(one, tasks[name])))
+        columns.append(("Per task", lambda name, one: _share(one, tasks[name])))
     columns += [("In all", _whole), _number("bytes_up_per_round", "Up"), _number("bytes_down_per_round", "Down")]
     rows = [[name, *(cell(name, one) for _, cell in columns)] for name, one in variants.items()]
     body = table("What is stored, and what is sent", ["Variant", *(heading for heading, _ in columns)], rows)

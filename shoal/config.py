@@ -182,10 +182,10 @@ class Execution(_Strict):
                 f"execution.device: {self.device!r}, but the actors of kind: cluster train on processors alone; leave "
                 f"device out, or use kind: workers on the machine with the device"
             )
-        if self.address is not None and self.address.startswith("ray://"):
+        if self.address is not None and not re.fullmatch(r"auto|[^:/\s]+:[0-9]+", self.address):
             raise ValueError(
-                f"execution.address: {self.address!r} is that of a Ray client; call shoal on a machine of the cluster, "
-                f"with address: auto or HOST:PORT"
+                f"execution.address: auto or HOST:PORT of a Ray cluster that this machine belongs to (no ray:// "
+                f"client); got {self.address!r}"
             )
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import socket
 import sys
 from typing import Any
 
@@ -17,6 +18,8 @@ _GUARDED = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 """Whoever reaches Ray's ports could have it run anything: those of a cluster of our own ask for a token that only its
 processes have. Ray reads this once, when it is imported."""
 
+ANSWER_SECONDS = 10.0
+"""A cluster whose head does not answer for so long is not there."""
 _COLOURS = re.compile("\x1b\\[[0-9;]*m")
 
 
@@ -62,8 +65,11 @@ class Session:
                 ) from error
             return
         try:
+            if address != "auto":  # Ray would try for minutes
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), ANSWER_SECONDS).close()
             self.ray.init(address=address, **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, OverflowError, ValueError, RuntimeError) as error:
             raise RunError(
                 f"execution.address: no Ray cluster answers at {address!r}: {in_short(error)}; "
                 f"start one with: ray start --head, and call shoal on one of its machines (docs/cluster.md)"

@@ -166,7 +166,7 @@ class TestTwoActors:
     [
         ({"kind": "cluster", "workers": 2}, "threads of one machine.*set execution.actors"),
         ({"kind": "cluster", "device": "cuda"}, "train on processors alone"),
-        ({"kind": "cluster", "address": "ray://head:10001"}, "call shoal on a machine of the cluster"),
+        ({"kind": "cluster", "address": "ray://head:10001"}, "no ray:// client"),
         ({"kind": "cluster", "actors": 0}, "actors"),
         ({"kind": "serial", "actors": 2}, "execution.actors: 2, but kind is serial"),
         ({"address": "auto"}, "execution.address: 'auto', but kind is workers"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +40,28 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the file of `PLAIN` and its run."""
+    folder = tmp_path_factory.mktemp("once")
+    library.pretrain(PLAIN, out=folder / "net.safetensors", folder=folder / "runs/net")
+    return folder
+
+
+@pytest.fixture
+def made(once: Path, tmp_path: Path) -> Path:
+    """The same in the working directory."""
+    shutil.copytree(once, tmp_path, dirs_exist_ok=True)
+    return Path("net.safetensors")
+
+
 def setup_of(**changes: Any) -> Setup:
     raw = {**PLAIN, "stream": {"kind": "static", "clients": 3}, **changes}
     return assemble(resolve_config(raw))
 
 
-def test_the_file_is_the_model_of_an_ordinary_run_without_its_head() -> None:
-    path, found = library.pretrain(PLAIN)
-    assert (path, found.folder) == (Path("net.safetensors"), Path("runs/net"))
+def test_the_file_is_the_model_of_an_ordinary_run_without_its_head(made: Path) -> None:
+    path = made
     library.run(PLAIN, out="again")
     run = load_file("again/model.safetensors")
     file = load_file(path)
@@ -64,14 +79,10 @@ def test_the_file_is_the_model_of_an_ordinary_run_without_its_head() -> None:
     assert (about["data"], about["data_rows"], about["shape"]) == ("digits", [0, 300], [1, 8, 8])
     assert (about["training_rows"], about["classes"]) == (270, [str(digit) for digit in range(10)])
     assert len(file[MARKS]) == len(set(file[MARKS].tolist())) == 270
-    # The same once more, in another place, gives the same bytes.
-    other, _ = library.pretrain(PLAIN, out="other.safetensors")
-    assert other.read_bytes() == path.read_bytes()
 
 
-def test_a_run_starts_from_it_and_is_told_where_it_comes_from() -> None:
-    library.pretrain(PLAIN)
-    own = load_file("net.safetensors")
+def test_a_run_starts_from_it_and_is_told_where_it_comes_from(made: Path) -> None:
+    own = load_file(made)
     for task_outputs in (10, 4):  # a head of ten classes would fit
         classes = {"classes": [list(range(task_outputs))], "by": "class", "tasks": 1, "kind": "tasks", "clients": 2}
         stream = classes if task_outputs < 10 else {"kind": "static", "clients": 2}
@@ -91,8 +102,8 @@ def shared_notes(**changes: Any) -> list[str]:
     return [note for note in setup.notes if "was pre-trained" in note]
 
 
-def test_rows_that_are_shared_are_counted() -> None:
-    _, found = library.pretrain(PLAIN)
+def test_rows_that_are_shared_are_counted(made: Path) -> None:
+    found = library.Result(Path("runs/net"))
     assert shared_notes(data={"kind": "digits", "rows": [300, 900]}) == []
     # Another split: test rows here are training rows there. Counted by comparing pixels.
     other = {"kind": "digits", "test": 0.5, "split_seed": 1, "rows": [0, 500], "limit_test": 400}
@@ -122,8 +133,7 @@ def found_config(found: library.Result) -> dict[str, Any]:
     return {name: value for name, value in config.items() if value is not None}
 
 
-def test_what_cannot_be_told_is_said() -> None:
-    library.pretrain(PLAIN)
+def test_what_cannot_be_told_is_said(made: Path) -> None:
     assert shared_notes(data={"kind": "digits", "rows": [300, 900], "normalize": "half"}) == [
         "net.safetensors was pre-trained with data.normalize: unit, here it is half"
     ]
@@ -134,8 +144,7 @@ def test_what_cannot_be_told_is_said() -> None:
     ]
 
 
-def test_it_goes_on_where_it_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
-    path, _ = library.pretrain(PLAIN, out="whole.safetensors")
+def test_it_goes_on_where_it_was_interrupted(once: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = running._Keeper.keep
 
     def interrupted(self: Any, played: Any) -> Any:
@@ -149,13 +158,14 @@ def test_it_goes_on_where_it_was_interrupted(monkeypatch: pytest.MonkeyPatch) ->
             library.pretrain(PLAIN)
     assert not Path("net.safetensors").exists()
     second, found = library.pretrain(PLAIN)
-    assert second.read_bytes() == path.read_bytes()
+    assert (second, found.folder) == (Path("net.safetensors"), Path("runs/net"))
+    assert second.read_bytes() == (once / "net.safetensors").read_bytes()
     rounds = [line["round"] for line in library.api.RunFolder(found.folder).lines() if line.get("record") == "round"]
     assert rounds == [1, 2, 3]
 
 
-def test_a_file_that_is_there_is_kept_unless_it_shall_be_replaced() -> None:
-    path, _ = library.pretrain(PLAIN)
+def test_a_file_that_is_there_is_kept_unless_it_shall_be_replaced(made: Path) -> None:
+    path = made
     before = path.stat().st_mtime_ns
     library.pretrain(PLAIN)
     assert path.stat().st_mtime_ns == before
@@ -215,15 +225,12 @@ def test_the_command(shoal: Shoal) -> None:
     assert "shoal pretrain pretrain-cifar10" in missing.err
 
 
-def test_a_file_that_tells_nothing_is_an_ordinary_one() -> None:
-    library.pretrain(PLAIN)
+def test_a_file_that_tells_nothing_is_an_ordinary_one(made: Path) -> None:
     for name, metadata in (("plain", {}), ("odd", {"pretraining": "{"}), ("list", {"pretraining": "[1]"})):
-        save_file(
-            {n: t for n, t in load_file("net.safetensors").items() if n != MARKS}, f"{name}.safetensors", metadata
-        )
+        save_file({n: t for n, t in load_file(made).items() if n != MARKS}, f"{name}.safetensors", metadata)
         assert read_about(Path(f"{name}.safetensors")) is None
         assert Weights(f"{name}.safetensors").about is None
     Path("broken.safetensors").write_bytes(b"\x01")
     assert read_about(Path("broken.safetensors")) is None
-    with safe_open("net.safetensors", framework="np") as file:
+    with safe_open(made, framework="np") as file:
         assert np.asarray(file.get_tensor(MARKS)).dtype == np.int64

@@ -37,7 +37,7 @@ def _one_thread() -> Iterator[None]:
 def config(model: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
         "rounds": 3,
-        "data": {"kind": "digits", "limit": 200},
+        "data": {"kind": "digits", "limit": 120},
         "stream": {"kind": "tasks", "clients": 2, "tasks": 3, "by": "class", "classes": TASKS},
         "model": model,
         "method": {"kind": "fedavg", "per": "task"},
@@ -128,8 +128,9 @@ def test_predictions_need_no_teacher_and_a_resumed_run_needs_the_same(
 
 def test_one_model_for_all_tasks_has_one_teacher(tmp_path: Path) -> None:
     alike = {"method": "fedavg"}
-    full = played(config(BACKBONE, **alike), tmp_path / "teacher")
-    model = {**student(full), "teacher": f"{full}/model.safetensors"}
+    setup = assemble(resolve_config(config(BACKBONE, **alike)))
+    torch.save(setup.world.models["main"].build().state_dict(), tmp_path / "teacher.pth")
+    model = {**student(tmp_path), "teacher": str(tmp_path / "teacher.pth")}
     done = played(config(model, local=TAUGHT, **alike), tmp_path / "student")
     setup = assemble(resolve_config(RunFolder(done).config()))
     assert list(setup.world.models) == ["main"]

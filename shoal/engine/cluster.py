@@ -212,20 +212,30 @@ class Cluster(Engine):
                             number = waiting.popleft()
                             place.chunks[call(place, chunks[number])] = number
                 owners = {answer: place for place in self._places for answer in place.chunks}
-                for answer in self._ray.wait(list(owners))[0]:
-                    place = owners[answer]
-                    try:
-                        data, memory = self._ray.get(answer)
-                    except self._ray.exceptions.RayTaskError as error:
-                        _raise(error)
-                    except self._ray.exceptions.RayError as error:
-                        waiting.extendleft(self._lost(place, error, lambda n: names(chunks[n])))
-                    else:
-                        answers[place.chunks.pop(answer)] = unpack(data, [owned(array) for array in memory])
+                (answer, *_), _ = self._ray.wait(list(owners))
+                place = owners[answer]
+                error = self._collect(place, answer, answers)
+                if error is not None:
+                    # What it had finished counts, whichever of its answers was looked at first.
+                    for other in self._ray.wait(list(place.chunks), num_returns=len(place.chunks), timeout=0)[0]:
+                        self._collect(place, other, answers)
+                    waiting.extendleft(self._lost(place, error, lambda n: names(chunks[n])))
         except BaseException:
             self._end()  # nobody waits any more for what they are at
             raise
         return [answer for found in answers for answer in found]
+
+    def _collect(self, place: _Place, answer: Any, answers: list[list[Any]]) -> Exception | None:
+        """Puts an answer where it belongs; gives the error where there is none because the actor was lost."""
+        try:
+            data, memory = self._ray.get(answer)
+        except self._ray.exceptions.RayTaskError as error:
+            _raise(error)
+        except self._ray.exceptions.RayError as error:
+            found: Exception = error
+            return found
+        answers[place.chunks.pop(answer)] = unpack(data, [owned(array) for array in memory])
+        return None
 
     def _lost(self, place: _Place, error: Exception, names: Callable[[int], str]) -> list[int]:
         """Goes on without an actor; gives the chunks that it had, the last one first."""

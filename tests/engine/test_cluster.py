@@ -150,7 +150,7 @@ class TestTwoActors:
         assert len(list(tmp_path.iterdir())) == 1
         assert cluster.workers == 1
         (remark,) = cluster.remarks()
-        # Seven chunks of one client. Usually 3; another one if Ray tells of the death before an answer that was on its way.
+        # Chunks of one client; usually 3, another where Ray tells of the death before an answer that was on its way.
         assert re.search(r"was lost with clients \d; the other 1 run them again", remark)
 
     def test_without_any_actor_the_round_ends_in_words_and_the_next_one_has_new_actors(

@@ -75,7 +75,7 @@ def expected(setup: Setup) -> tuple[State, list[Any]]:
 
 @pytest.fixture(scope="module")
 def cluster(setup: Setup) -> Iterator[Cluster]:
-    if max(os.getloadavg()) > 4 * (os.cpu_count() or 1):
+    if os.getloadavg()[0] > 4 * (os.cpu_count() or 1):
         pytest.skip("this machine has so much to do that Ray would give up before it has started")
     engine = made(setup, kind="cluster", actors=2)
     assert isinstance(engine, Cluster)

@@ -56,7 +56,14 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     charts = []
     for key in wanted:
         traces = [
-            _trace(settings, numbers, found, key, [name for name in settings if _panel(settings, found, name) == p], i)
+            _trace(
+                settings,
+                numbers,
+                found,
+                key,
+                [name for name in settings if _panel(settings, found, name) == p],
+                [i] if len(panels) > 1 else None,
+            )
             for i, p in enumerate(panels)
         ]
         charts.append(_chart(key, [t for t in traces if t is not None], found, names, settings))
@@ -138,7 +145,7 @@ def _number(value: str) -> float | None:
 
 
 def _trace(
-    settings: Settings, numbers: Mapping[str, Any], axes: Axes, key: str, names: Sequence[str], panel: int
+    settings: Settings, numbers: Mapping[str, Any], axes: Axes, key: str, names: Sequence[str], view: list[int] | None
 ) -> go.Heatmap | None:
     columns, lines = _values(settings, axes.x), _values(settings, axes.y)
     at = {(settings[n].get(axes.y, "-"), settings[n].get(axes.x, "-")): numbers[n].get(key, {}) for n in names}
@@ -156,7 +163,7 @@ def _trace(
         ygap=2,
         zmin=min(known), zmax=max(known) if max(known) > min(known) else min(known) + 1, hoverongaps=False, name="",
         colorscale=[[0, "var(--heat-0)"], [1, "var(--heat-1)"]], texttemplate="%{text}", textfont={"size": 13},
-        meta={"view": [panel]}, hovertemplate="%{y}, %{x}: %{customdata}<extra></extra>",
+        meta=None if view is None else {"view": view}, hovertemplate="%{y}, %{x}: %{customdata}<extra></extra>",
     )  # fmt: skip
 
 

@@ -134,6 +134,7 @@ def test_an_unfinished_cell_is_empty_and_a_plain_folder_has_no_map(tmp_path: Pat
     variants["0.2-2"]["done"] = 1
     body = section_of(heat, read(write_sweep(tmp_path / "s", variants, [0], rounds=3, boundaries=())))
     (map_,) = charts_of(body)[0]["data"]
+    assert "meta" not in map_  # where nothing is to be chosen, a view would hide the only map
     assert map_["z"][1][1] is None
     assert map_["text"][1][1] == ""
     assert None not in map_["z"][0]

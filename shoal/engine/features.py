@@ -27,6 +27,7 @@ from ..models.resnet import Block, Subsample
 from ..models.resnet18 import BasicBlock
 from ..parameters import ParameterSpace
 from .batches import GATHER_BYTES, Batches
+from .chain import is_hooked
 from .plan import Step
 
 CHUNK = 512
@@ -80,19 +81,15 @@ def _meets(space: ParameterSpace, name: str, slices: Sequence[slice]) -> bool:
 
 def _chain(module: nn.Module) -> list[nn.Module]:
     """The layers that follow one another; a module that is none of `CHAINS` is a layer by itself."""
-    if type(module) not in CHAINS or _hooked(module):
+    if type(module) not in CHAINS or is_hooked(module):
         return [module]
     children = (child for child in module._modules.values() if child is not None)
     return [layer for child in children for layer in _chain(child)]
 
 
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
-
-
 def is_still(layer: nn.Module) -> bool:
     """Whether a layer, as it stands, makes of each row by itself always the same; those inside it are not looked at."""
-    if _hooked(layer):
+    if is_hooked(layer):
         return False
     if isinstance(layer, Dropout):
         return type(layer) is Dropout and (layer.p == 0 or not layer.training)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..loading import recipes
 from ..parameters import ParameterSpace
+from .hub_weights import HUB, hub_file
 from .pretraining import MARKS, sentence, told
 
 _TORCH = (".pth", ".pt")
@@ -44,17 +45,21 @@ def _packaged() -> Path:
 
 
 def locate(given: str) -> tuple[Path, str | None]:
-    """``FILE`` or ``FILE#KEY``: the file, seen from the working directory, and the key; or `PACKAGED`.
+    """``FILE`` or ``FILE#KEY``: the file, seen from the working directory, and the key; or `PACKAGED`, or `HUB`.
 
     Raises `ConfigError`.
     """
     if given == PACKAGED:
         return _packaged(), None
-    file, mark, key = given.rpartition("#")
-    if mark and not Path(given).expanduser().is_file():
-        path = Path(file).expanduser()
+    key: str | None
+    if given.startswith(HUB):
+        path, key = hub_file(given)
     else:
-        path, key = Path(given).expanduser(), ""
+        file, mark, key = given.rpartition("#")
+        if mark and not Path(given).expanduser().is_file():
+            path = Path(file).expanduser()
+        else:
+            path, key = Path(given).expanduser(), ""
     if path.is_dir():
         raise ConfigError(f"model.weights: {path} is a folder; name the file in it, such as {path}/model.safetensors")
     if not path.is_file():

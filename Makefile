@@ -30,10 +30,10 @@ test: setup ## ruff, mypy and the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 test-long: setup ## all tests, the long ones too
-	$(BIN)/pytest -m ''
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal -m ''
 
 bench: setup ## the benchmarks; each prints one JSON line last
 	$(BIN)/python benchmarks/overhead.py

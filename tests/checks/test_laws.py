@@ -16,13 +16,20 @@ GOOD = {
 }
 
 
+SLOW = ("memory stays flat",)
+"""Laws that take seconds: a kind's first example is tried on them in every run of the tests, the others in long ones."""
+
+
 def _cases() -> list[Any]:
     found = []
     for part in CHECKED:
         for kind in [*registry.PARTS[part], *GOOD.get(part, [])]:
+            tried = set()
             for law, subject, example in laws_of(part, kind):
                 name = f"{part}-{kind.rpartition(':')[2]}-{example}-{law.name}".replace(" ", "_")
-                found.append(pytest.param(law, subject, id=name))
+                late = law.name in SLOW and law.name in tried
+                tried.add(law.name)
+                found.append(pytest.param(law, subject, id=name, marks=[pytest.mark.long] if late else []))
     return found
 
 

@@ -84,6 +84,7 @@ def axes_of(settings: Settings) -> Axes | None:
     """
     every = dict.fromkeys(key for found in settings.values() for key in found if key not in SKIPPED)
     unlike = [key for key in every if len({found.get(key) for found in settings.values()}) > 1]
+    unlike = [key for key in unlike if not _goes_with_a_kind(settings, key, unlike)]
     best: tuple[tuple[int, int], Axes] | None = None
     for one, other in itertools.combinations(unlike, 2):
         axes = _axes(settings, one, other, unlike)
@@ -94,6 +95,17 @@ def axes_of(settings: Settings) -> Axes | None:
         if best is None or rank > best[0]:
             best = rank, axes
     return None if best is None else best[1]
+
+
+def _goes_with_a_kind(settings: Settings, key: str, unlike: Sequence[str]) -> bool:
+    """Whether each value of a setting is that of one kind of a part: each server with a rate of its own, as an axis of
+    rates, would hide that servers are compared."""
+    for kind in unlike:
+        pairs = {(found.get(key), found.get(kind)) for found in settings.values()}
+        counts = {len({found.get(k) for found in settings.values()}) for k in (key, kind)}
+        if kind != key and kind.endswith(".kind") and not key.endswith(".kind") and counts == {len(pairs)}:
+            return True
+    return False
 
 
 def _axes(settings: Settings, one: str, other: str, unlike: Sequence[str]) -> Axes | None:

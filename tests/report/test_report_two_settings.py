@@ -58,12 +58,12 @@ def test_table_4(tmp_path: Path) -> None:
 
 
 def test_teachers_count_and_runs_without_sizes_have_no_row(tmp_path: Path) -> None:
-    known = {"bank_bytes": 2000, "bank_entries": 2, "constant_bytes": 300, "teacher_bytes": 40}
+    known = {"bank_bytes": 2000, "bank_entries": 2, "client_bytes": 1500, "constant_bytes": 300, "teacher_bytes": 40}
     folder = write_sweep(tmp_path / "s", {"old": {}, "new": {"summary": known}}, [0, 1], rounds=2, tasks=(),
                          boundaries=())  # fmt: skip
     head, row = cells_of(section_of(sizes, read(folder)))
-    assert head[2:] == ["Constants", "Teachers", "Entries", "An entry", "In all", "Up", "Down"]
-    assert [row[0], *row[2:7]] == ["new", "300 B", "40 B", "2", "1.00 kB", "2.34 kB"]
+    assert head[2:] == ["Constants", "Teachers", "Entries", "An entry", "In all", "At a client", "Up", "Down"]
+    assert [row[0], *row[2:8]] == ["new", "300 B", "40 B", "2", "1.00 kB", "2.34 kB", "1.50 kB"]
     assert section_of(sizes, read(write_run(tmp_path / "run", rounds=2, boundaries=()))) == ""
 
 
@@ -102,6 +102,15 @@ def test_what_goes_with_the_others_parts_no_maps() -> None:
         if one["server"] == "adam":
             one |= {"tau": str(float(one["rate"]) / 10), "also": "1"}
     assert axes_of(settings) == Axes("rate", "local", ("server",))
+
+
+def test_a_rate_of_each_server_leaves_the_server_as_an_axis() -> None:
+    settings = grid(**{"server.kind": ["sgd", "adam"], "order": ["a", "b", "c"]})
+    for one in settings.values():
+        one["server.lr"] = {"sgd": "1", "adam": "0.5"}[one["server.kind"]]
+    assert axes_of(settings) == Axes("order", "server.kind", ())
+    further = {**settings, "more": {"same": "1", "server.kind": "sgd", "server.lr": "0.1", "order": "a"}}
+    assert axes_of(further) == Axes("order", "server.lr", ())  # now the rate says something of its own
 
 
 def test_the_maps_have_the_means_over_the_seeds(tmp_path: Path) -> None:

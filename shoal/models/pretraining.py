@@ -16,6 +16,7 @@ from torch import Tensor
 from ..data.dataset import Dataset
 from ..data.duplicates import marks
 from ..files import write_atomically
+from .hub_weights import HUB, hub_file
 
 ABOUT = "pretraining"
 """The entry of the file's metadata with what is told, JSON."""
@@ -116,15 +117,27 @@ def _common(
     return said
 
 
-def _files(settings: Mapping[str, Any]) -> Iterator[Path]:
-    """The safetensors files that resolved settings of a model, and of the models inside it, start from."""
+def _files(settings: Mapping[str, Any]) -> list[Path]:
+    """The safetensors files that resolved settings of a model, and of the models inside it, start from or are taught
+    by, each once."""
+    found = [path for given in _named(settings) if (path := _path(given)).suffix == ".safetensors" and path.is_file()]
+    return list(dict.fromkeys(found))
+
+
+def _named(settings: Mapping[str, Any]) -> Iterator[str]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _files(value)
-        elif name == "weights" and isinstance(value, str):
-            path = Path(value).expanduser()
-            if path.suffix == ".safetensors" and path.is_file():
-                yield path
+            yield from _named(value)
+        elif name in ("weights", "teacher"):
+            yield from (given for given in ([value] if isinstance(value, str) else value or ()))
+
+
+def _path(given: str) -> Path:
+    """``FILE``, ``FILE#KEY`` or a file of the hub; a key names a part of what a file holds, and is no matter here."""
+    if given.startswith(HUB):
+        return hub_file(given)[0]
+    whole = Path(given).expanduser()
+    return whole if whole.is_file() else Path(given.rpartition("#")[0]).expanduser()
 
 
 def _marks(path: Path) -> np.ndarray | None:

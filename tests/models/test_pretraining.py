@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import shoal as library
 from shoal import running
 from shoal.errors import ConfigError, RunError
-from shoal.models.pretraining import MARKS, read_about
+from shoal.models.pretraining import MARKS, read_about, shared
 from shoal.models.weights import Weights
 from shoal.registry import build
 from shoal.running import Interrupted
@@ -126,6 +126,21 @@ def test_rows_that_are_shared_are_counted(made: Path) -> None:
     both = sum(data.features[row].numpy().tobytes() in known for row in few)
     assert 0 < both < len(few)
     assert f"on {both} of the {len(few)} rows" in shared_notes(data=other, stream=classes)[0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"backbone": {"weights": "net.safetensors#part"}},
+        {"weights": ["net.safetensors#task/0", "net.safetensors#task/1"]},  # each task its own: still one file
+        {"weights": None, "teacher": "net.safetensors#task/{task}"},
+    ],
+)
+def test_files_of_tasks_and_teachers_are_looked_at_too(made: Path, model: dict[str, Any]) -> None:
+    data = build("data", {"kind": "digits", "test": 0.5, "split_seed": 1, "rows": [0, 500], "limit_test": 400}).load()
+    plain = shared({"weights": "net.safetensors"}, data, lambda: [data.test], None)
+    assert len(plain) == 2
+    assert shared(model, data, lambda: [data.test], None) == plain
 
 
 def found_config(found: library.Result) -> dict[str, Any]:

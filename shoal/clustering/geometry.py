@@ -24,6 +24,9 @@ Rows = Tensor | Sequence[Tensor]
 BLOCK = 1 << 13
 """Columns that are in memory as float64 at a time."""
 
+ROUNDINGS = 4
+"""Vectors that are nearer than so many spacings of their type, times their length, are one vector."""
+
 
 @functools.cache
 def _pools() -> Any:
@@ -87,12 +90,21 @@ def gram(vectors: Rows) -> Array:
     return np.asarray((centred + centred.T) / 2, dtype=np.float64)
 
 
+def _rounding(vectors: Rows) -> float:
+    """How far apart vectors are that are one up to rounding; all are as long as the first, if they are so near."""
+    first = sized(vectors[:1])[0][0]
+    spacing = float(np.finfo(first.dtype).eps) if first.dtype.kind == "f" else 0.0
+    return ROUNDINGS * spacing * float(np.linalg.norm(first.astype(np.float64)))
+
+
 def coordinates(vectors: Rows) -> Array:
     """Points ``[n, r]`` in float64 whose Euclidean distances are those of the vectors ``[n, P]``; ``r <= n - 1``.
 
     The columns are the principal coordinates of the vectors, by falling variance; each sums to zero. ``r`` is the
     rank: eigenvalues that are negative or zero up to rounding (``n`` times the spacing of float64, relative to the
-    largest) are cut. Equal vectors give ``r = 0``. Raises ``ValueError`` for numbers that are not finite.
+    largest) are cut. Equal vectors give ``r = 0``, and so do those that differ by no more than `ROUNDINGS` roundings of
+    their own type: what training left of one model in different batches. Raises ``ValueError`` for numbers that are not
+    finite.
     """
     from scipy.linalg import eigh
 
@@ -103,6 +115,8 @@ def coordinates(vectors: Rows) -> Array:
     with one_thread():
         values, directions = eigh(centred)
     values, directions = values[:0:-1], directions[:, :0:-1]  # the smallest belongs to the mean, which is zero
+    if values[0] <= n * _rounding(vectors) ** 2:
+        return np.zeros((n, 0))
     kept = values > n * np.finfo(np.float64).eps * max(values[0], 0.0)
     points = directions[:, kept] * np.sqrt(values[kept])
     # An eigenvector's sign is arbitrary; this one depends on the numbers alone.

@@ -45,14 +45,25 @@ def test_the_rank_is_found_and_nothing_is_lost_far_from_zero() -> None:
     line = torch.arange(4.0)[:, None] * torch.tensor([[3.0, 4.0, 0.0]])
     assert coordinates(line).shape == (4, 1)
     np.testing.assert_allclose(pdist(coordinates(line)), [5, 10, 15, 5, 10, 5], rtol=1e-12)
-    # 2**24 + small whole numbers are exact in float32; a mean of squares would have lost the differences.
-    far = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0]]) + 2.0**23
+    # These are exact in float32; a mean of squares would have lost the differences.
+    far = torch.tensor([[0.0, 0.0], [2.0, 0.0], [0.0, 2.0]]) + 2.0**19
     np.testing.assert_allclose(pdist(coordinates(far)), [2, 2, 8**0.5], rtol=1e-12)
 
 
 @pytest.mark.parametrize("vectors", [torch.zeros(3, 4), torch.full((5, 7), 0.1), torch.ones(1, 4), torch.zeros(3, 0)])
 def test_equal_vectors_have_no_coordinates(vectors: torch.Tensor) -> None:
     assert coordinates(vectors).shape == (len(vectors), 0)
+
+
+@pytest.mark.parametrize(("roundings", "rank"), [(1, 0), (60, 5)])
+def test_vectors_that_are_equal_up_to_rounding_are_one(roundings: int, rank: int) -> None:
+    one = torch.randn(1000, generator=torch.Generator().manual_seed(1))
+    shift = torch.randn(6, 1000, generator=torch.Generator().manual_seed(2)).sign()
+    # Every number a half or more of its spacing away from the first model's, in one direction or the other.
+    vectors = one * (1 + roundings * 2**-23 * shift)
+    assert len({tuple(vector.tolist()) for vector in vectors}) == 6
+    assert coordinates(vectors).shape == (6, rank)
+    assert coordinates(vectors.double()).shape == (6, 5)  # not the rounding of this type
 
 
 def test_vectors_that_cannot_be_compared_are_refused() -> None:

@@ -17,6 +17,7 @@ from ..errors import nearest
 from ..parameters import BufferSpace, ParameterSpace, frozen_modules, is_under
 from ..randomness import generator, torch_seed
 from .dropout import Dropout, own_dropout
+from .strided import own_strided
 
 __all__ = ["Dropout", "Model", "Shape", "image_shape", "place_constants", "set_mode"]
 
@@ -71,7 +72,7 @@ class Model:
     def _seeded(self, rng: np.random.Generator) -> nn.Module:
         with GLOBAL_RANDOM, torch.random.fork_rng(devices=[]):
             torch.manual_seed(torch_seed(rng))
-            return own_dropout(self._make())
+            return own_strided(own_dropout(self._make()))
 
     def build(self) -> nn.Module:
         """A new module; frozen parameters are shared with all others of this model."""

@@ -18,6 +18,7 @@ from ..errors import ConfigError
 from ..parameters import ParameterSpace, head_layer
 from .base import Shape
 from .factory import build_network, resolve_network
+from .strided import is_unsafe
 
 BASE, MASK, ADAPTIVE, ATTENTION, PRIVATE = "base", "mask", "adaptive", "attention", "private"
 SEGMENTS = (BASE, MASK, ADAPTIVE, ATTENTION, PRIVATE)
@@ -70,12 +71,15 @@ class FactoredConv2d(Factored):
 
     def __init__(self, layer: nn.Conv2d, parts: int) -> None:
         super().__init__(layer, parts)
-        self.settings: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation, layer.groups)
+        unsafe = is_unsafe(layer)
+        self.steps = layer.stride if unsafe else (1, 1)
+        stride = (1, 1) if unsafe else layer.stride
+        self.settings: tuple[Any, ...] = (stride, layer.padding, layer.dilation, layer.groups)
 
     def forward(self, x: Tensor) -> Tensor:
         units, inputs, height, width = self.shape
         weight = self.theta().view(units, height, width, inputs).permute(0, 3, 1, 2)
-        return F.conv2d(x, weight, self.bias, *self.settings)
+        return F.conv2d(x[..., :: self.steps[0], :: self.steps[1]], weight, self.bias, *self.settings)
 
 
 def _scaled(count: int) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,6 +143,8 @@ class Experiment:
         born, retired = (sorted(set(a.entries) - set(b.entries)) for a, b in ((bank, state.bank), (state.bank, bank)))
         if born or retired:
             now.note("entries", born=born, retired=retired, entries=len(bank.entries))
+        if retired:
+            clients = {client: _without(numbers, set(retired)) for client, numbers in clients.items()}
         trained = time.perf_counter()
         measured, lines = self._measure(state, bank, now)
         after = State(number, bank, clients, measured, state.metrics_bytes)
@@ -395,6 +397,12 @@ class Experiment:
             if memory:
                 measured[name] = memory
         return measured, lines
+
+
+def _without(numbers: Mapping[str, Value], retired: Collection[Key]) -> Mapping[str, Value]:
+    """A client's private numbers but for those of retired entries, ``PREFIX/KEY``, which nobody would read again."""
+    gone = [name for name in numbers if name.partition("/")[2] in retired]
+    return {name: value for name, value in numbers.items() if name not in gone} if gone else numbers
 
 
 def play_all(experiment: Experiment, state: State, store: Callable[[Played], State]) -> State:

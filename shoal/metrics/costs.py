@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from ..messages import Update
+from ..bank import Key
+from ..messages import Assignment, Update
 from ..models.base import Model
 from .base import Line, Measure, Seen
 from .values import finite, mean
@@ -29,8 +30,10 @@ class Costs(Measure):
     - ``training_loss``: mean loss of these fits, weighted by the rows seen; fits whose loss is not finite are
       left out. ``rows`` says how many rows are behind it;
     - ``bank_bytes``: all entries of the bank after the round, as they would be sent, with their number, ``entries``;
-      ``constants`` are the bytes of what is frozen in all models, ``teachers`` of those that models are compared with
-      (tensors that are equal count once). In round 1, in the last one, and when entries are born or retired.
+      ``held``: the bytes of the entries that a participant had in this round, sent to it or its own already, mean over
+      the participants (null without any); ``constants`` are the bytes of what is frozen in all models,
+      ``teachers`` of those that models are compared with (tensors that are equal count once). In round 1, in the last
+      one, and when entries are born or retired.
     """
 
     lines: ClassVar[tuple[str, ...]] = (
@@ -74,7 +77,8 @@ class Costs(Measure):
         now, before = seen.after.entries, seen.before.entries
         if seen.when.round <= 1 or seen.last or now.keys() != before.keys():
             size = sum(entry.bytes for entry in now.values())
-            lines.append({"metric": "bank_bytes", "value": size, "entries": len(now), **self._once})
+            about = {"entries": len(now), "held": mean(_held(seen.assignments)), **self._once}
+            lines.append({"metric": "bank_bytes", "value": size, **about})
         return lines, memory
 
     @staticmethod
@@ -82,8 +86,8 @@ class Costs(Measure):
         """Totals of the run (warm-up included), and means per participating client and round (without it).
 
         ``bytes_down_per_round`` and ``bytes_up_per_round`` are means over all pairs of a round and a client
-        that took part in it; null where there is none. ``bank_bytes``, ``bank_entries``, ``constant_bytes`` and
-        ``teacher_bytes`` are those of the last line that has them.
+        that took part in it; null where there is none. ``bank_bytes``, ``bank_entries``, ``client_bytes``,
+        ``constant_bytes`` and ``teacher_bytes`` are those of the last line that has them.
         """
         summary: dict[str, Any] = {}
         for way in ("down", "up"):
@@ -101,9 +105,18 @@ class Costs(Measure):
 _SIZES = {
     "bank_bytes": "value",
     "bank_entries": "entries",
+    "client_bytes": "held",
     "constant_bytes": "constants",
     "teacher_bytes": "teachers",
 }
+
+
+def _held(assignments: Iterable[Assignment]) -> list[float]:
+    """For each participant the bytes of all entries that it had in the round's exchanges, each key once."""
+    found: dict[int, dict[Key, int]] = {}
+    for given in assignments:
+        found.setdefault(given.client, {}).update((key, entry.bytes) for key, entry in given.entries.items())
+    return [float(sum(sizes.values())) for sizes in found.values()]
 
 
 def _constants(model: Model) -> Iterable[Tensor]:

@@ -203,6 +203,11 @@ NUMBERS: dict[str, Number] = {
         "All entries", BYTES, "Bytes of all entries of the bank at the end of the run, as they would be sent.",
     ),
     "bank_entries": Number("Entries at the end", COUNT, "How many entries the bank has at the end of the run."),
+    "client_bytes": Number(
+        "Entries at a client", BYTES,
+        "Bytes of the entries that a client had in the last round, sent to it or its own already; mean over the "
+        "clients that took part.",
+    ),
     "constant_bytes": Number(
         "Constants, once", BYTES,
         "Bytes of what is frozen in the models, such as a backbone. Every client needs them once; no round sends them.",

@@ -37,19 +37,28 @@ def section(runs: Runs, comparison: Mapping[str, Any]) -> Section:
     if any(tasks.values()):
         columns.append(("Tasks", lambda name, one: f"{tasks[name]:,}" if tasks[name] else "-"))
         columns.append(("Per task", lambda name, one: _share(one, tasks[name])))
-    columns += [("In all", _whole), _number("bytes_up_per_round", "Up"), _number("bytes_down_per_round", "Down")]
+    columns.append(("In all", _whole))
+    held = any("client_bytes" in one for one in variants.values())
+    if held:
+        columns.append(_number("client_bytes", "At a client"))
+    columns += [_number("bytes_up_per_round", "Up"), _number("bytes_down_per_round", "Down")]
     rows = [[name, *(cell(name, one) for _, cell in columns)] for name, one in variants.items()]
     body = table("What is stored, and what is sent", ["Variant", *(heading for heading, _ in columns)], rows)
-    return Section("sizes", "Size and communication", body + note(_explain(teachers, runs.single)))
+    return Section("sizes", "Size and communication", body + note(_explain(teachers, held, runs.single)))
 
 
-def _explain(teachers: bool, single: bool) -> str:
+def _explain(teachers: bool, held: bool, single: bool) -> str:
     said = (
         "Measured numbers" + ("" if single else ", means over the seeds") + ". Constants are what is frozen, such as "
     )
     said += "a backbone: every client needs it once, and no round sends it. Entries are the models of the bank at the "
     said += "end of the run, with all that travels with them. In all is the sum of both"
     said += ", and of the teachers, which clients need for training" if teachers else ""
+    if held:
+        said += (
+            ". At a client: the entries that a participant had in the last round, sent to it or its own already, where "
+        )
+        said += "in all counts those of all clients"
     return said + ". Up and down: what a participating client sends and receives in a round, as really encoded."
 
 

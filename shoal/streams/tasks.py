@@ -17,7 +17,7 @@ from ..randomness import generator
 from .base import Holding, Stream, Target
 from .cells import IID, Partition, check_client, count_clients, deal, make_partition
 from .grouping import Task, by_class, by_column, by_transform
-from .static import Clients, Validation, chosen, hold, remarks
+from .static import MOST_TARGETS, Clients, Validation, chosen, hold, remarks
 
 Order = Literal["multi-task", "synchronous", "asynchronous"]
 Head = Literal["auto", "task", "shared"]
@@ -56,6 +56,10 @@ class TaskStream(Stream):
     ``auto`` is ``task`` where the method keeps a model per task. Images of several shapes (`Dataset.members`) need
     that, and those of each task must have one shape. Round 0, the warm-up, has the rows of round 1.
 
+    ``targets: task``: every task, on all its test rows, with the validation rows of all clients. ``client``: every
+    client on each of its tasks, from the phase on in which it begins with it (``multi-task``: on all from the start),
+    on all test rows of the task, with its own validation rows; 10,000 clients at most.
+
     Source of the orders: Venkatesha et al., "Addressing Client Drift in Federated Continual Learning with Adaptive
     Optimization", arXiv:2203.13321, cases 1 to 3. Deviation: the paper's phase index ``ceil(r // Q)`` takes ``T + 1``
     values; here phase ``p`` (from 0) is the rounds ``pQ + 1`` to ``(p + 1) Q``. Raises `ConfigError`.
@@ -78,6 +82,7 @@ class TaskStream(Stream):
         classes: list[list[int | str]] | None = None,
         transforms: list[str] | None = None,
         shuffle_classes: bool = False,
+        targets: Literal["task", "client"] = "task",
     ) -> None:
         if head == "task" and not heads_by_task:
             raise ConfigError(
@@ -105,6 +110,12 @@ class TaskStream(Stream):
         self.rounds = rounds
         dealt = make_partition(partition)
         self.clients, self.client_names = count_clients(data, dealt, clients)
+        if targets == "client" and self.clients > MOST_TARGETS:
+            raise ConfigError(
+                f"stream.targets: client measures every client by itself, {MOST_TARGETS:,} at most; there are "
+                f"{self.clients:,}. Use targets: task, or fewer clients"
+            )
+        self._by_client = targets == "client"
         self.tasks = tasks
         self.task_names = tuple(task.name for task in made)
         self.boundaries = ends[:-1]
@@ -164,8 +175,18 @@ class TaskStream(Stream):
         return hold(self._cells[task], self._made[task].train, client)
 
     def targets(self, round: int) -> Sequence[Target]:
-        """One per task, all of them in every round."""
-        return self._targets
+        """One per task, all of them in every round; or one for each client and task that it has begun with."""
+        if not self._by_client:
+            return self._targets
+        begun = range(self.tasks) if self.order == "multi-task" else range(self.phase(max(1, round)) + 1)
+        firsts = (1, *(last + 1 for last in self.boundaries))
+        found = []
+        for client in range(self.clients):
+            for phase in begun:
+                task = phase if self.order == "multi-task" else self.task(client, firsts[phase])
+                rows = self._targets[task].test, self.cell(client, task)[1]
+                found.append(Target({"task": task, "client": client}, *rows))
+        return found
 
     def classes_of(self, labels: Mapping[str, Any]) -> tuple[str, ...]:
         """The classes of the task's own head, where it has one; else all."""

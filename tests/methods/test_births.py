@@ -168,6 +168,27 @@ def test_models_that_are_not_used_are_retired_but_for_the_last_one() -> None:
     assert claimed(nobody) == ["concept/0"]
 
 
+def test_private_numbers_of_retired_models_go_with_them() -> None:
+    models = {f"concept/{k}": perfect(k, 2.0) for k in range(3)}
+    lives = {"loss": {}, "used": dict.fromkeys(models, 0), "close": {}, "next": 3}
+    state = like(method(unused=2, least=1.0, most=3), models, {**trained(models, untrained=False), "births": lives})
+    local = {"compression": {"kind": "topk", "share": 0.1}, "keep": True, "momentum": 0.5}
+    stream = {**NINE, "plan": [[0] * 9, [1] * 9]}
+    run = play(method(unused=2, least=1.0, most=3), state=state, stream=stream, rounds=4, local=local)
+    told = [line["retired"] for line in run.decided()]
+    assert [("concept/0" in keys, "concept/2" in keys) for keys in told] == [
+        (False, False),
+        (False, True),
+        (True, False),
+        (False, False),
+    ]
+    kinds = ("compression", "optimizer")
+    both = {f"{kind}/concept/{k}" for kind in kinds for k in (0, 1)}
+    for client in range(9):
+        names = [set(after.clients[client]) for after in run.states[1:]]
+        assert names == [{f"{kind}/concept/0" for kind in kinds}, both, *[{f"{kind}/concept/1" for kind in kinds}] * 2]
+
+
 def test_there_are_never_more_than_so_many() -> None:
     run = play(method(most=2), stream={**NINE, "plan": [[0, 1, 2] * 3]}, rounds=5)
     assert all(len(state.bank.entries) <= 2 for state in run.states)

@@ -236,6 +236,22 @@ def test_what_is_sent_is_counted_in_its_own_bytes() -> None:
     assert sum(part.bytes for part in parts) == collected
 
 
+def test_what_lies_at_a_client_is_its_own_and_what_it_borrows() -> None:
+    run = Run(config(evaluate={"measures": ["costs"]}))
+    (last,) = [line for line in run.all(metric="bank_bytes") if line["round"] == 6]
+    # The base as it came with a byte for each unit, and the copy; of each task mask, part, attention of two parts,
+    # biases and head, and client and task of each part that it borrows from.
+    each = 0
+    for c in (0, 1):
+        each += 2 * 4 * UNITS * INPUTS + UNITS
+        for t in range(3):
+            pool = run.bank()[f"own/{c}/{t}"].extra["pool"].tolist()
+            each += 4 * (UNITS + UNITS * INPUTS + 2 + UNITS + 3 * UNITS + 3) + 16 * len(pool)
+        each += sum(4 * run.bank()[f"part/{other}/{t}"].vector.numel() + 2 for other, t in pool)
+    assert pool
+    assert last["held"] == each / 2
+
+
 def test_a_part_is_encoded_without_loss() -> None:
     values = torch.randn(29, generator=torch.Generator().manual_seed(0))
     where = values.abs() > 0.5
@@ -285,6 +301,16 @@ def test_who_answers_for_what() -> None:
     assert len(run.method.candidates(run.bank(), {"client": 0})) == 3
     assert run.method.candidates(run.bank(), {"concept": 1}) == run.method.candidates(run.bank(), {"task": 1})
     assert run.method.candidates(run.bank(0), {"task": 0}) == []
+
+
+def test_measured_by_clients_each_answers_for_its_own_tasks_so_far() -> None:
+    stream = {"kind": "tasks", "tasks": 3, "targets": "client", "clients": 2, "head": "shared"}
+    run = Run(config(stream=stream))
+    for round, phases in ((2, 1), (4, 2), (6, 3)):
+        found = run.all(metric="accuracy", round=round)
+        assert len({(line["client"], line["task"]) for line in found}) == len(found) == 2 * phases
+        for line in found:
+            assert line["entry"].split("+")[:2] == [f"base/{line['client']}", f"own/{line['client']}/{line['task']}"]
 
 
 @pytest.mark.parametrize(("pool", "most"), [("latest", 2), ("all", 3)])

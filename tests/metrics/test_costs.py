@@ -114,11 +114,19 @@ def test_the_size_of_the_models():
     lines, _ = costs.observe(seen(1, before=bank, after=bank), {})
     # (6 + 2 + 4 * 2) numbers of 4 bytes and a counter of 8 are frozen, in both models the same; the teachers have
     # 12 + 4 and 15 + 5 numbers. Equal numbers inside one model (the norm's two zeros and two ones) are all there.
-    wanted = {"metric": "bank_bytes", "value": 96, "entries": 2, "constants": 72, "teachers": 144}
+    wanted = {"metric": "bank_bytes", "value": 96, "entries": 2, "held": None, "constants": 72, "teachers": 144}
     assert lines[-1] == wanted
-    summary = Costs.summarise([{"round": 1, **wanted}, {"round": 3, **wanted, "value": 48, "entries": 1}])
-    found = {key: summary[key] for key in ("bank_bytes", "bank_entries", "constant_bytes", "teacher_bytes")}
-    assert found == {"bank_bytes": 48, "bank_entries": 1, "constant_bytes": 72, "teacher_bytes": 144}
+    summary = Costs.summarise([{"round": 1, **wanted}, {"round": 3, **wanted, "value": 48, "entries": 1, "held": 7.5}])
+    found = {key: summary[key] for key in ("bank_bytes", "bank_entries", "client_bytes")}
+    assert found == {"bank_bytes": 48, "bank_entries": 1, "client_bytes": 7.5}
+    assert (summary["constant_bytes"], summary["teacher_bytes"]) == (72, 144)
+
+
+def test_what_lies_at_a_client():
+    # In two exchanges client 0 has three entries of 48 bytes, one of them in both; client 1 has one of its own.
+    asked = [given(0, ("a", "b")), given(0, ("b",), ("c",)), given(1, (), ("d",))]
+    _, lines = values(assignments=asked, outcomes=[Outcome(one.client, sent(1)) for one in asked])
+    assert [line["held"] for line in lines if line["metric"] == "bank_bytes"] == [(3 * 48 + 48) / 2]
 
 
 @pytest.mark.parametrize(("round", "after", "last", "told"), [
@@ -159,6 +167,7 @@ def test_summary_weighs_every_client_and_round_alike():
         "client_steps": 30,
         "bank_bytes": None,
         "bank_entries": None,
+        "client_bytes": None,
         "constant_bytes": None,
         "teacher_bytes": None,
     }

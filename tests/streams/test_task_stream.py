@@ -158,6 +158,28 @@ def test_targets_are_one_per_task():
         assert len(target.test) == 6
 
 
+@pytest.mark.parametrize("order", ["asynchronous", "synchronous", "multi-task"])
+def test_targets_of_clients_are_their_tasks_so_far(order):
+    s, plain = stream(order=order, targets="client", validation=0.25), stream(order=order, validation=0.25)
+    for r in (0, 1, 2, 3, 6):
+        so_far = range(1, max(r, 1) + 1)
+        begun = [{s.task(c, q) for q in so_far} if order != "multi-task" else {0, 1, 2} for c in range(4)]
+        found = s.targets(r)
+        assert sorted((t.labels["client"], t.labels["task"]) for t in found) == [
+            (c, task) for c in range(4) for task in sorted(begun[c])
+        ]
+        for target in found:
+            client, task = target.labels["client"], target.labels["task"]
+            assert torch.equal(target.test, plain.targets(r)[task].test)
+            assert torch.equal(target.validation, s.cell(client, task)[1])
+            assert len(target.validation)
+
+
+def test_too_many_clients_to_be_measured_one_by_one():
+    with pytest.raises(ConfigError, match=r"10,000 at most; there are 10,001. Use targets: task"):
+        stream(clients=10_001, partition=Draw(rows=5), targets="client")
+
+
 def test_from_a_configuration():
     given = {
         "kind": "tasks",

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-long bench constraints clean
+.PHONY: help setup run test test-long bench gpu-check constraints clean
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-zA-Z_-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,6 +45,10 @@ bench: setup ## the benchmarks; each prints one JSON line last
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/cluster.py
 	$(BIN)/python benchmarks/nettailor.py
+	$(BIN)/python benchmarks/peers.py --no-install
+
+gpu-check: setup ## the laws on a GPU, and stacked against serial there; DEVICE=cuda:1 for another one
+	$(BIN)/python benchmarks/gpu.py --device $(or $(DEVICE),cuda)
 
 constraints: ## resolve constraints.txt anew, with all extras
 	$(PYTHON) -m venv .venv-constraints

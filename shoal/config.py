@@ -153,8 +153,10 @@ class Execution(_Strict):
     """Where and how the clients' work is done. ``workers: null`` is one per core.
 
     ``auto`` is ``stacked`` where every model is dense and on the CPU in float32, else ``workers``; never by the
-    number of cores. ``cluster`` are Ray actors: so many ``actors`` (``null``: one per processor of the cluster) of the
-    cluster at ``address`` (``null``: one that is started on this machine for the run).
+    number of cores. ``stack`` says what ``stacked`` puts into stacks: ``auto`` what gains by it, which on a CPU are
+    models with a form of their own in float32, on a GPU all; ``any`` everything that can be. ``cluster`` are Ray
+    actors: so many ``actors`` (``null``: one per processor of the cluster) of the cluster at ``address`` (``null``: one
+    that is started on this machine for the run).
     """
 
     kind: Literal["serial", "workers", "stacked", "cluster", "auto"] = "workers"
@@ -163,6 +165,16 @@ class Execution(_Strict):
     address: str | None = None
     device: str = "cpu"
     precision: Literal["float32", "bf16"] = "float32"
+    stack: Literal["auto", "any"] = "auto"
+
+    @pydantic.model_validator(mode="after")
+    def _stacks_of_stacked(self) -> Execution:
+        if self.stack != "auto" and self.kind != "stacked":
+            raise ValueError(
+                f"execution.stack: {self.stack}, but kind is {self.kind}; only kind: stacked has stacks: set it, or "
+                f"leave stack out"
+            )
+        return self
 
     @pydantic.model_validator(mode="after")
     def _cluster_apart(self) -> Execution:

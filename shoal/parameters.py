@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .bank import Buffers, Entry
 from .errors import nearest
+from .placing import placed
 
 
 class _Slot(NamedTuple):
@@ -343,9 +344,10 @@ class BufferSpace:
         if not self:
             return _NO_BUFFERS
         values = dict(module.named_buffers())
-        floats = [values[n].detach().reshape(-1).to("cpu", torch.float32) for n in self.floats]
-        counters = [values[n].detach().reshape(-1).to("cpu", torch.int64) for n in self.counters]
-        return Buffers(torch.cat(floats) if floats else None, torch.cat(counters) if counters else None)
+        # Together before they leave a device: each transfer waits for it.
+        floats = [values[n].detach().reshape(-1).to(torch.float32) for n in self.floats]
+        counters = [values[n].detach().reshape(-1).to(torch.int64) for n in self.counters]
+        return Buffers(*(torch.cat(all).cpu() if all else None for all in (floats, counters)))
 
     @torch.no_grad()
     def write(self, module: nn.Module, buffers: Buffers) -> None:
@@ -364,7 +366,7 @@ class BufferSpace:
                     raise ValueError(
                         f"the buffers {names[:3]}... take {size} numbers; got a tensor of {tuple(vector.shape)}"
                     )
-                for buffer, value in zip(like, _cut(vector, like), strict=True):
+                for buffer, value in zip(like, _cut(placed(vector, like[0].device), like), strict=True):
                     buffer.copy_(value)
 
 

@@ -20,6 +20,8 @@ SMALL = {
     "cluster": ["--repetitions", "1", "--clients", "2", "--rows", "16", "--rounds", "1", "--models", "mlp"],
     "growth": ["--axes", "clients", "--clients", "20", "40", "--rounds", "2", "--turns", "1", "--out", os.devnull],
     "kernels": ["--repetitions", "1", "--steps", "1"],
+    "peers": ["--quick", "--peers", "--workloads", "mlp"],
+    "gpu": ["--device", "cpu", "--quick", "--repetitions", "1"],
     "nettailor": ["--repetitions", "1", "--clients", "2", "--rows", "8", "--batch", "4"],
 }
 

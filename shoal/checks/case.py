@@ -62,6 +62,8 @@ class Case:
     needs_model: bool = False
     """Whether the method needs this very model: laws about BatchNorm are then tried on it too."""
     experiment: type[Experiment] = Experiment
+    device: str = "cpu"
+    """Where the clients train, see `Execution.device`."""
     kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def setup(self, seed: int = 0, **parts: Any) -> Setup:
@@ -70,7 +72,7 @@ class Case:
         merged = {name: {**value, **parts.pop(name, {})} for name, value in own.items() if name == "method"}
         stream = {**self.stream, **parts.pop("stream", {})}
         with one_torch_thread():
-            return world(seed, **{"rounds": ROUNDS, **own, **merged, "stream": stream, **parts})
+            return world(seed, **{"rounds": ROUNDS, "device": self.device, **own, **merged, "stream": stream, **parts})
 
     @staticmethod
     def exchanges(setup: Setup) -> int:
@@ -113,7 +115,9 @@ class Case:
         )
         config = setup.config
         with one_torch_thread():
-            execution = engine if isinstance(engine, Execution) else config.execution
+            execution = config.execution
+            if isinstance(engine, Execution):
+                execution = engine.model_copy(update={"device": self.device})
             made = make_engine(execution, setup.world.models, setup.stream.dataset, config.local.loss)
             try:
                 wrapped = engine(made) if callable(engine) else made

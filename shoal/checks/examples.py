@@ -159,6 +159,7 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
         Example({"clients": 4, "tasks": 3, "by": "class", "partition": _SKEWED, "shuffle_classes": True}),
         Example({"clients": 3, "tasks": 3, "by": "domain", "order": "synchronous"}),
         Example({"clients": 3, "tasks": 2, "by": "class", "order": "multi-task"}),
+        Example({"clients": 3, "tasks": 2, "by": "transform", "targets": "client"}),
         Example({"clients": 3, "tasks": 2, "by": "class", "classes": [["u"], ["w", "z"]]}, leaves_rows=True),
     ],
 }

@@ -166,7 +166,7 @@ def configuration(seed: int = 0, rounds: int = ROUNDS, **parts: Any) -> Config:
     """The resolved configuration of a stand-in run.
 
     ``parts`` are ``method``, ``learner``, ``model``, ``stream`` (settings of `StandinStream`), ``local``,
-    ``participation`` and ``evaluate``.
+    ``participation``, ``evaluate`` and ``device``.
     """
     local = {"lr": 0.1, "batch_size": 2, **parts.get("local", {}), "learner": parts.get("learner", {"kind": "plain"})}
     return resolve_config(
@@ -181,7 +181,7 @@ def configuration(seed: int = 0, rounds: int = ROUNDS, **parts: Any) -> Config:
             "local": local,
             "participation": parts.get("participation", {}),
             "evaluate": parts.get("evaluate", {}),
-            "execution": {"kind": "serial"},
+            "execution": {"kind": "serial", "device": parts.get("device", "cpu")},
         }
     )
 

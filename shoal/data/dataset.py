@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, nearest
+from ..placing import placed
 
 if TYPE_CHECKING:
     from .members import Members
@@ -208,7 +209,7 @@ class Dataset:
         if self.members is not None:
             part, inside = self.part(rows)
             return self.members.batch(rows, out) if part is self else part.batch(inside, out)
-        raw = self.features.index_select(0, self._base(rows).to(self.features.device))
+        raw = self.features.index_select(0, placed(self._base(rows), self.features.device))
         x = raw.to(torch.float32, copy=False) if out is None else out.copy_(raw)
         groups = self._groups(rows)
         for name, where in groups:
@@ -252,8 +253,9 @@ class Dataset:
         kinds = sorted(set(which.tolist()))
         if len(kinds) == 1:
             return [(self.transforms[kinds[0]], None)]
-        which = which.to(self.features.device)
-        return [(self.transforms[kind], (which == kind).nonzero().squeeze(1)) for kind in kinds]
+        # Where the rows came from: to look for them on a GPU, the host would have to wait for it.
+        places = [(which == kind).nonzero().squeeze(1) for kind in kinds]
+        return [(self.transforms[k], placed(at, self.features.device)) for k, at in zip(kinds, places, strict=True)]
 
     def wanted(self, rows: Tensor) -> Tensor:
         """The targets of these rows."""
@@ -262,7 +264,7 @@ class Dataset:
         source = self.labels if self.targets is None else self.targets
         if self.values is not None:
             source = self.values
-        return source.index_select(0, self._base(rows).to(source.device))
+        return source.index_select(0, placed(self._base(rows), source.device))
 
     def in_units(self, values: Tensor) -> Tensor:
         """Outputs or targets in the units of the source, float64; those of a classification are left as they are.
@@ -275,7 +277,7 @@ class Dataset:
 
     def labels_of(self, rows: Tensor) -> Tensor:
         """The internal labels of these rows, under their transforms, whatever the heads are."""
-        rows = rows.to(self.labels.device)
+        rows = placed(rows, self.labels.device)
         found = self.labels.index_select(0, rows % len(self))
         return found if self.label_maps is None else self.label_maps[rows // len(self), found]
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..placing import placed
 
 if TYPE_CHECKING:
     from .dataset import Dataset
@@ -88,10 +89,10 @@ class Members:
         numbers = self.at(rows)
         row = self.row_shape(rows)
         which = self.which[self._base(rows)]
-        x = torch.empty((len(rows), *row), device=self.which.device) if out is None else out
+        x = torch.empty((len(rows), *row), device=self.parts[0].device) if out is None else out
         for number in numbers:
             places = (which == number).nonzero().squeeze(1)
-            x[places] = self.parts[number].batch(self._inside(rows[places], number))
+            x[placed(places, x.device)] = self.parts[number].batch(self._inside(rows[places], number))
         return x
 
     def row_shape(self, rows: Tensor) -> Shape:
@@ -106,9 +107,8 @@ class Members:
         return Members(tuple(change(part) for part in self.parts), self.which, self.place)
 
     def to(self, device: torch.device) -> Members:
-        """The parts and the places on a device."""
-        parts = tuple(part.to(device) for part in self.parts)
-        return Members(parts, self.which.to(device), self.place.to(device))
+        """The parts on a device. The places stay where they are: the host asks them which parts a batch needs."""
+        return Members(tuple(part.to(device) for part in self.parts), self.which, self.place)
 
     def _base(self, rows: Tensor) -> Tensor:
         return rows.to(self.which.device) % len(self.which)

@@ -67,11 +67,13 @@ def make_engine(
         # float32 means float32: TF32 has ten bits of mantissa.
         torch.backends.cudnn.allow_tf32 = False
         torch.backends.cuda.matmul.allow_tf32 = False
+    stacks: dict[str, Any] = {"stack": execution.stack, "workers": execution.workers}
     if execution.kind == "stacked" and gathering is not None:
-        return Companion(gathering, models, dataset, device, execution.precision, loss, loss_args)
-    if execution.kind in ("serial", "stacked"):
-        plain = Serial if execution.kind == "serial" else Stacked
-        return plain(models, dataset, device, execution.precision, loss, loss_args)
+        return Companion(gathering, models, dataset, device, execution.precision, loss, loss_args, **stacks)
+    if execution.kind == "stacked":
+        return Stacked(models, dataset, device, execution.precision, loss, loss_args, **stacks)
+    if execution.kind == "serial":
+        return Serial(models, dataset, device, execution.precision, loss, loss_args)
     if execution.kind == "cluster":
         sizes: dict[str, Any] = {"actors": execution.actors, "address": execution.address}
         return Cluster(models, dataset, device, execution.precision, loss, loss_args, **sizes)

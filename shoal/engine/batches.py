@@ -12,15 +12,23 @@ import torch
 from torch import Tensor
 
 from ..data.dataset import Dataset
+from ..placing import placed
 from .plan import Step
 
 GATHER_BYTES = 32 * 2**20
 """Rows are normalised before they are needed if they take no more than this: those of the data set once for the run,
 else those of a request once before its first step."""
+GATHER_BYTES_DEVICE = 2**29
+"""The same on a GPU, which has no cache to fall out of, and for which a gather in every step is a few calls more."""
 EPOCH_BYTES = 2**18
 """The batches of an epoch are gathered at once if together they take no more than this: they stay in the cache."""
 ALIGNED = 64
 """Batches begin at a multiple of so many bytes, however they are gathered: products round by where memory begins."""
+
+
+def gather_bytes(device: torch.device) -> int:
+    """How many bytes of rows may be normalised beforehand; the values are the same either way."""
+    return GATHER_BYTES if device.type == "cpu" else GATHER_BYTES_DEVICE
 
 
 class Scratch:
@@ -52,7 +60,8 @@ class Batches:
         self.device = dataset.device
         self.row = dataset.row_shape(rows)
         self.row_bytes = 4 * math.prod(self.row)
-        fits = self.row_bytes * len(self.part) <= GATHER_BYTES and dataset.transforms == ("identity",)
+        self.most = gather_bytes(self.device)
+        fits = self.row_bytes * len(self.part) <= self.most and dataset.transforms == ("identity",)
         self.pool = self.part.prepared if fits and self.part.members is None else None
         self.kept: tuple[Tensor, Tensor] | None = None
         self._order: np.ndarray | None = None
@@ -60,14 +69,14 @@ class Batches:
     @property
     def few(self) -> bool:
         """Whether the request's rows may be gathered all at once."""
-        return 0 < self.row_bytes * len(self.rows) <= GATHER_BYTES
+        return 0 < self.row_bytes * len(self.rows) <= self.most
 
     def _inputs(self, name: str, rows: Tensor) -> Tensor:
         """The inputs of rows as they are called in the part that keeps them."""
         space = self.scratch.take(name, (len(rows), *self.row), self.device)
         if self.pool is None:
             return self.part.batch(rows, space)
-        return torch.index_select(self.pool, 0, rows.to(self.device), out=space)
+        return torch.index_select(self.pool, 0, placed(rows, self.device), out=space)
 
     def _gathered(self, name: str, s: slice) -> tuple[Tensor, Tensor]:
         return self._inputs(name, self.inside[s]), self.dataset.wanted(self.rows[s])
@@ -91,7 +100,7 @@ class Batches:
                 self.kept = self._gathered("rows", slice(None))
             self._source, self._at = self.kept[0], chosen
         if self._source is not None:
-            self._at = self._at.to(self.device)
+            self._at = placed(self._at, self.device)
 
     def take(self, step: Step) -> tuple[Tensor, Tensor]:
         """The inputs and targets of a step. The steps of an epoch share its ``order``; each has as many rows as the

@@ -38,6 +38,10 @@ class Statistics:
         """Copies of those of one client."""
         return Buffers(*(None if all is None else all[client].clone() for all in (self.floats, self.counters)))
 
+    def to(self, device: torch.device) -> Statistics:
+        """The same on a device; on theirs the same memory."""
+        return Statistics(*(None if all is None else all.to(device) for all in (self.floats, self.counters)))
+
     def first(self, count: int) -> Statistics:
         """Those of the first clients; the same memory."""
         return Statistics(*(None if all is None else all[:count] for all in (self.floats, self.counters)))
@@ -53,10 +57,15 @@ class Pass:
     statistics: Statistics = field(default_factory=Statistics)
     follow: bool = True
     """Whether the statistics follow this batch, in training."""
+    full: bool = False
+    """Whether it is known that no row is padding; of the ``counts`` a GPU could only tell by waiting for it."""
 
 
 class Source(Protocol):
     """The rows of a stack's clients, one client's behind those of another."""
+
+    def ready(self, at: Tensor) -> Tensor:
+        """Places as `take` wants them: where its rows are, so that a step moves nothing."""
 
     def take(self, at: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs ``[clients, rows, values]`` and targets of the rows at these places, ``[clients, rows]``."""
@@ -70,10 +79,17 @@ class Chain:
     """With a multiple of so many rows, the numbers of each client begin at a multiple of `ALIGNED` everywhere."""
     coupled: bool = False
     """Whether a row's output depends on the other rows of its batch."""
+    exact: bool = False
+    """Whether a batch must have no padding, because what the layers do with the rows of a batch is not known."""
+    threaded: bool = False
+    """Whether several threads may run stacks of it at the same time: it reads nothing that a kernel keeps."""
+    descends: bool = False
+    """Whether it has `descend`."""
     has_gradients: bool = False
     """Whether requests for a gradient are answered, too."""
+    has_scores: bool = True
+    """Whether requests for scores are answered."""
     dropouts: Sequence[Dropout] = ()
-    dropout_widths: Sequence[int | None] = ()
 
     @cached_property
     def signature(self) -> Hashable:
@@ -95,6 +111,11 @@ class Chain:
     def statistics(self, served: Sequence[Served]) -> Statistics:
         """The buffers of these models, as a stack's own."""
         return Statistics()
+
+    def dropout_shapes(self, x: Tensor) -> Sequence[tuple[int, ...] | None]:
+        """Of each of the ``dropouts`` the shape of what it is given for a row of the inputs ``x``; ``None``: it never
+        drops anything."""
+        return ()
 
     def wanted(self, slices: Sequence[slice]) -> Any:
         """What `backward` must write where only these slices of the vectors are trained."""
@@ -120,6 +141,11 @@ class Chain:
         The others are left as they are. With ``power`` 2 the gradients of single rows are squared before they are
         summed. ``kept`` is used up.
         """
+        raise NotImplementedError
+
+    def descend(self, vectors: Tensor, kept: list[Tensor], d: Tensor, how: Pass, rate: float | Tensor) -> None:
+        """As `backward`, but subtracts the gradients times the rate (one number, or a column ``[clients, 1]``) from the
+        vectors at once, without writing them."""
         raise NotImplementedError
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..placing import placed
 from ..records import changed
 from ..requests import Fit
 from ..terms import Hold, Lasso, Pull, Shift
@@ -24,22 +25,26 @@ KNOWN_TERMS = (Shift, Pull, Hold, Lasso)
 """Terms whose numbers may differ inside a stack: their arithmetic is the same with tensors."""
 
 
-def blank(count: int, size: int) -> Tensor:
+def blank(count: int, size: int, device: torch.device) -> Tensor:
     """Zeros ``[count, size]``, each row of which begins at a multiple of `ALIGNED`."""
-    return torch.zeros(count, -(-size // ALIGNED) * ALIGNED)[:, :size]
+    return torch.zeros(count, -(-size // ALIGNED) * ALIGNED, device=device)[:, :size]
 
 
-def stacked(vectors: Sequence[Tensor]) -> Tensor:
-    """``[clients, P]``, not to be changed: a vector that all share is not copied."""
+def stacked(vectors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """``[clients, P]`` on the device, not to be changed: a vector that all share is not copied."""
     first = vectors[0]
+    if device.type != "cpu":
+        if all(vector is first for vector in vectors):
+            return first.to(device).expand(len(vectors), -1)
+        return torch.stack(list(vectors)).to(device)
     if all(vector is first for vector in vectors):
         return (first if first.data_ptr() % (4 * ALIGNED) == 0 else first.clone()).expand(len(vectors), -1)
     if first.dtype != torch.float32:
         return torch.stack(list(vectors))
-    return torch.stack(list(vectors), out=blank(len(vectors), len(first)))
+    return torch.stack(list(vectors), out=blank(len(vectors), len(first), device))
 
 
-def columns(fits: Sequence[Fit]) -> dict[str, Tensor]:
+def columns(fits: Sequence[Fit], device: torch.device) -> dict[str, Tensor]:
     """The settings of the local optimisers that are not the same for all, as columns ``[clients, 1]``.
 
     The learning rate of Adam, and one that terms see, is always a column: a number would enter in double precision.
@@ -51,20 +56,20 @@ def columns(fits: Sequence[Fit]) -> dict[str, Tensor]:
         values = [getattr(fit.optimizer, name) for fit in fits]
         always = name == "lr" and (known or first.optimizer.kind != "sgd")
         if always or any(value != values[0] for value in values):
-            found[name] = torch.tensor(values, dtype=torch.float32)[:, None]
+            found[name] = placed(torch.tensor(values, dtype=torch.float32), device)[:, None]
     return found
 
 
-def joined(terms: Sequence[Any], size: int) -> Any:
+def joined(terms: Sequence[Any], size: int, device: torch.device) -> Any:
     """One term for a stack, from the same term of each client."""
     first = terms[0]
     fields: dict[str, Any] = {}
     for name, value in vars(first).items():
         values = [getattr(term, name) for term in terms]
         if isinstance(value, Tensor):
-            fields[name] = stacked(values)
+            fields[name] = stacked(values, device)
         elif any(v != value for v in values):
-            fields[name] = torch.tensor(values, dtype=torch.float32)[:, None].expand(len(terms), size)
+            fields[name] = placed(torch.tensor(values, dtype=torch.float32), device)[:, None].expand(len(terms), size)
     return changed(first, **fields)
 
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..data.dataset import inputs
 from ..models.base import Dropout, Model
 from ..parameters import ParameterSpace, frozen_modules, is_under
-from .batches import GATHER_BYTES
+from ..placing import placed
 from .chain import Chain, Masks, Pass, is_hooked
-from .products import ALIGNED, add_product, gelu, gelu_back, product
+from .products import ALIGNED, add_product, add_product_, gelu, gelu_back, product
+from .rows import Rows
 
 if TYPE_CHECKING:
     from .kernel import Kernel
@@ -40,7 +40,7 @@ class Layer:
 class Dense(Chain):
     """The stacked forward and backward pass of a chain of linear layers."""
 
-    has_gradients = True
+    threaded = descends = has_gradients = True
 
     def __init__(self, space: ParameterSpace, layers: Sequence[Layer], dropouts: Sequence[Dropout]) -> None:
         self.space = space
@@ -48,9 +48,16 @@ class Dense(Chain):
         self.frozen, self.layers = tuple(layers[:count]), tuple(layers[count:])
         self.dropouts = tuple(dropouts)
         """All of the module, in its order: their masks are drawn by their place in it."""
-        self.dropout_widths = [self._width_at(dropout) for dropout in dropouts]
         widths = [extent for layer in (*self.frozen, *self.layers) for extent in self._shape(layer)]
         self.row_step = ALIGNED // math.gcd(ALIGNED, *widths)
+
+    def on(self, device: torch.device) -> Dense:
+        """The same with its constants on a device."""
+        layers = [
+            replace(layer, weight=placed(layer.weight, device), bias=placed(layer.bias, device))
+            for layer in (*self.frozen, *self.layers)
+        ]
+        return Dense(self.space, layers, self.dropouts)
 
     @cached_property
     def signature(self) -> Hashable:
@@ -70,10 +77,14 @@ class Dense(Chain):
         weight = layer.weight
         return self.space.slots[weight].shape if isinstance(weight, str) else tuple(weight.shape)
 
-    def _width_at(self, dropout: Dropout) -> int | None:
-        """The width of what a dropout layer is given; ``None`` for one that never drops anything."""
-        layers = (layer for layer in self.layers if any(module is dropout for module in layer.after))
-        return next((self._shape(layer)[0] for layer in layers), None)
+    def dropout_shapes(self, x: Tensor) -> Sequence[tuple[int, ...] | None]:
+        """See `Chain`."""
+        return self._dropout_shapes
+
+    @cached_property
+    def _dropout_shapes(self) -> list[tuple[int, ...] | None]:
+        widths = [{id(module): self._shape(layer)[:1] for module in layer.after} for layer in self.layers]
+        return [next((of[id(dropout)] for of in widths if id(dropout) in of), None) for dropout in self.dropouts]
 
     def _value(self, vectors: Tensor, what: str | Tensor) -> Tensor:
         return self.space.view(vectors, what) if isinstance(what, str) else what
@@ -88,7 +99,7 @@ class Dense(Chain):
 
     def source(self, kernel: Kernel, rows: Sequence[Tensor], again: bool) -> _Rows:
         """See `Chain`."""
-        return _Rows(self, kernel, torch.cat(list(rows)), again)
+        return _Rows(self, kernel, rows, again)
 
     def lead(self, x: Tensor) -> Tensor:
         """The frozen first layers: ``[clients, rows, features]`` to what `forward` takes."""
@@ -137,16 +148,37 @@ class Dense(Chain):
     ) -> None:
         """See `Chain`. Squares of a row's gradients are ``(d h)^2 = d^2 h^2``."""
         lowest = 0 if wanted is None else list(wanted).index(True)
+        for place, here, h in self._backward(vectors, kept, d, how, lowest):
+            if wanted is None or wanted[place]:
+                both = (here, h) if power == 1 else (here.pow(power), h.pow(power))
+                self._write(self.layers[place], gradients, *both)
+
+    def descend(self, vectors: Tensor, kept: list[Tensor], d: Tensor, how: Pass, rate: float | Tensor) -> None:
+        """See `Chain`. The rate goes to the few numbers of ``d``, where one number gives the bits of a column."""
+        by = rate.unsqueeze(-1) if isinstance(rate, Tensor) else rate
+        for place, here, h in self._backward(vectors, kept, d, how, 0):
+            layer = self.layers[place]
+            if not isinstance(layer.weight, str):
+                continue
+            away = here * -by
+            add_product_(self.space.view(vectors, layer.weight), away.transpose(1, 2), h)
+            if isinstance(layer.bias, str):
+                self.space.view(vectors, layer.bias).add_(away.sum(1))
+
+    def _backward(
+        self, vectors: Tensor, kept: list[Tensor], d: Tensor, how: Pass, lowest: int
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """From the last layer to the ``lowest``: the derivative by its outputs, and its inputs. What comes next has
+        been worked out by then, so that the layer may be changed."""
         for place in range(len(self.layers) - 1, lowest - 1, -1):
             layer = self.layers[place]
             for module in reversed(layer.after):
                 d = self._back(module, d, how.masks, kept)
-            h = kept.pop()
-            if wanted is None or wanted[place]:
-                self._write(layer, gradients, d if power == 1 else d.pow(power), h if power == 1 else h.pow(power))
+            here = d
             if place > lowest:
                 weight = self._value(vectors, layer.weight)
                 d = product(d, weight.expand(len(d), -1, -1))
+            yield place, here, kept.pop()
 
     def _write(self, layer: Layer, gradients: Tensor, d: Tensor, h: Tensor) -> None:
         if not isinstance(layer.weight, str):
@@ -171,25 +203,20 @@ class Dense(Chain):
         return found
 
 
-class _Rows:
-    """Rows as `Dense.forward` takes them. Those that are taken ``again`` are gathered and normalised once."""
+class _Rows(Rows):
+    """Rows as `Dense.forward` takes them."""
 
-    def __init__(self, dense: Dense, kernel: Kernel, rows: Tensor, again: bool) -> None:
-        self.dense, self.data, self.rows = dense, kernel.dataset, rows
-        few = again and 4 * len(rows) * int(np.prod(self.data.row_shape(rows))) <= GATHER_BYTES
-        self.pool = self._inputs(rows) if few else None
+    def __init__(self, dense: Dense, kernel: Kernel, rows: Sequence[Tensor], again: bool) -> None:
+        self.dense = dense
+        super().__init__(kernel, rows, again)
 
-    def _inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return inputs(self.data.batch(rows)).flatten(1), self.data.wanted(rows)
+    def inputs(self, rows: Tensor) -> Tensor:
+        return inputs(super().inputs(rows)).flatten(1)
 
     def take(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        flat = at.reshape(-1)
-        if self.pool is None:
-            x, y = self._inputs(self.rows.index_select(0, flat))
-        else:
-            x, y = self.pool[0].index_select(0, flat), self.pool[1].index_select(0, flat)
+        x, y = super().take(at)
         # The frozen layers are done with the batch: once for all rows would be cheaper, but see `Dense._linear`.
-        return self.dense.lead(x.view(*at.shape, -1)), y.view(*at.shape, *y.shape[1:])
+        return self.dense.lead(x), y
 
 
 def _rowwise(bias: Tensor) -> Tensor:
@@ -203,7 +230,7 @@ def _named(space: ParameterSpace, part: str | Tensor | None) -> Hashable:
         return (part, *space.slots[part])
     if part is None:
         return None
-    return (*part.shape, hashlib.sha256(part.contiguous().numpy().data).hexdigest())
+    return (*part.shape, hashlib.sha256(part.cpu().contiguous().numpy().data).hexdigest())
 
 
 def _is_constant(layer: Layer) -> bool:

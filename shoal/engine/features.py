@@ -25,8 +25,10 @@ from ..models.lenet import LocalResponseNorm, SamePool
 from ..models.nettailor import Fork, NetTailor
 from ..models.resnet import Block, Subsample
 from ..models.resnet18 import BasicBlock
+from ..models.strided import StridedPoint
 from ..parameters import ParameterSpace
-from .batches import GATHER_BYTES, Batches
+from ..placing import placed
+from .batches import Batches, gather_bytes
 from .chain import is_hooked
 from .plan import Step
 
@@ -38,7 +40,7 @@ PURE: tuple[type[nn.Module], ...] = (
     *(nn.Hardswish, nn.Hardsigmoid, nn.PReLU, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.ZeroPad2d),
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d, nn.GroupNorm, nn.LayerNorm),
     *(nn.LocalResponseNorm, LocalResponseNorm, SamePool, Block, Subsample),
-    *(BasicBlock, Residual, Fork, MBConv, SameConv2d),
+    *(BasicBlock, Residual, Fork, MBConv, SameConv2d, StridedPoint),
 )
 """Layers that make of each row by itself always the same, in training mode too, as far as the layers inside them do."""
 CHAINS: tuple[type[nn.Module], ...] = (nn.Sequential, NetTailor, Decomposed)
@@ -200,11 +202,11 @@ class Features:
         def memory(shape: tuple[int, ...], device: torch.device) -> Tensor:
             return batches.scratch.take("features", shape, device)
 
-        kept = _computed(front, batches, GATHER_BYTES, memory)
+        kept = _computed(front, batches, gather_bytes(batches.device), memory)
         return None if kept is None else cls(batches, kept)
 
     def take(self, step: Step) -> tuple[Tensor, Tensor]:
         """The activations and targets of a step, good until the next one is asked for."""
-        at = torch.from_numpy(step.positions).to(self.kept.device)
+        at = placed(torch.from_numpy(step.positions), self.kept.device)
         space = self.batches.scratch.take("feature batch", (len(at), *self.kept.shape[1:]), self.kept.device)
         return torch.index_select(self.kept, 0, at, out=space), self.wanted.index_select(0, at)

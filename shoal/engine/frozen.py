@@ -21,6 +21,7 @@ from ..models.backbones import Residual
 from ..models.base import Shape
 from ..models.efficientnet import SameConv2d
 from ..models.resnet import Subsample
+from ..models.strided import StridedPoint
 from ..models.teacher import flat, unflat
 from .products import matmul
 
@@ -29,7 +30,7 @@ MATRIX_BYTES = 2**25
 EXACT: tuple[type[nn.Module], ...] = (nn.MaxPool2d, nn.AdaptiveMaxPool2d, nn.ZeroPad2d, Subsample)
 """Modules of images that choose values and calculate with none."""
 RECTIFIERS: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {nn.ReLU: torch.relu, nn.ReLU6: F.relu6}
-CONVOLUTIONS: tuple[type[nn.Module], ...] = (nn.Conv2d, SameConv2d)
+CONVOLUTIONS: tuple[type[nn.Module], ...] = (nn.Conv2d, SameConv2d, StridedPoint)
 
 
 class Frozen:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import math
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,10 +21,12 @@ from ..losses import Beside, Loss, loss_of
 from ..messages import Client
 from ..metrics.functions import measured
 from ..models.base import Dropout, Model, place_constants, set_mode
+from ..placing import fetched, placed
 from ..records import changed
-from ..requests import Drift, Fit, FitResult, Gradient, Score, Served
+from ..requests import Fit, FitResult, Gradient, Score, Served
 from .augment import augmentation
 from .batches import Batches, Scratch
+from .drift import Origin, drift, squared
 from .features import Features, Fronts, Kept, Split, split
 from .plan import plan, total_steps
 from .steppers import Stepper
@@ -44,7 +44,9 @@ class Workspace:
         self.teacher = model.teacher  # a constant, which threads share
         if self.teacher is not None and device.type != "cpu":
             self.teacher = copy.deepcopy(self.teacher).to(device)
-        self.module: nn.Module = model.build().to(device)
+        module = model.build()
+        # A copy, because moving a module moves its constants in place, and all modules of the model share them.
+        self.module: nn.Module = module if device.type == "cpu" else copy.deepcopy(module).to(device)
         self.vector = torch.zeros(model.space.size, device=device)
         self.gradient = torch.zeros(model.space.size, device=device)
         model.space.bind(self.module, self.vector, self.gradient)
@@ -147,7 +149,8 @@ class Kernel:
         batches = rows if isinstance(rows, Batches) else Batches(self.dataset, rows, self._scratch)
         return self.fronts.of(model, frozen.front, batches)
 
-    def _cast(self) -> contextlib.AbstractContextManager[object]:
+    def cast(self) -> contextlib.AbstractContextManager[object]:
+        """Forward passes in the run's precision."""
         if self.precision == "bf16":
             # The cache would keep a bf16 copy of every weight alive across the in-place update of a step.
             return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False)
@@ -171,11 +174,11 @@ class Kernel:
         batches = Batches(self.dataset, request.rows, self._scratch)
         since = request.start.vector if request.since is None else request.since
         start = since.to(self.device)
-        terms = _placed(request.terms, self.device)
+        terms = placed(request.terms, self.device)
         if request.loss_args and self.device.type != "cpu":
-            request = changed(request, loss_args=_placed(request.loss_args, self.device))
+            request = changed(request, loss_args=placed(request.loss_args, self.device))
         anchor = None if request.anchor is None else request.anchor.to(self.device)
-        squared: list[tuple[Tensor, Tensor]] = []
+        away: list[tuple[Tensor, Tensor]] = []
         losses: list[Tensor] = []
         sizes: list[int] = []
         done = 0
@@ -211,13 +214,13 @@ class Kernel:
                 sizes.append(len(y))
                 done += 1
                 if step.ends_epoch or done == count:
-                    squared.append(_squared(work, start))
+                    away.append(squared(work, start))
             if crash:
                 raise SimulatedCrash("simulated crash of a client without a step to take")
-            drift = _drift(squared, work, start, self._origin.lengths(start, space.head))
+            moved = drift(away, work, start, self._origin.lengths(start, space.head))
             vector, buffers = work.snapshot()
         slots = stepper.kept() if request.slots is not None else None
-        return FitResult(vector, buffers, done, sum(sizes), _mean_loss(losses, sizes), drift, slots)
+        return FitResult(vector, buffers, done, sum(sizes), _mean_loss(losses, sizes), moved, slots)
 
     def _features(
         self,
@@ -259,7 +262,7 @@ class Kernel:
             # Named by the step, so that an anchor's gradient sees the same mask.
             dropout.rng = client.when.random(f"{request.purpose}/dropout/{i}/{step}", client.id)
         work.gradient.zero_()
-        with self._cast():
+        with self.cast():
             value = loss(module, x, y, **request.loss_args)
         value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
@@ -301,7 +304,7 @@ class Kernel:
         for served in models:
             work = self.workspace(served.model)
             with work.holding(served, training=False) as module:
-                losses, right = 0.0, 0.0
+                sums: list[Tensor] = []
                 seen: list[tuple[Tensor, Tensor]] = []
                 kept = None if served.constants else self.activations(served.model, batches)
                 if kept is not None and work.frozen is not None:
@@ -311,15 +314,19 @@ class Kernel:
                         x, y = batches.range(begin, begin + EVALUATION_ROWS)
                     else:
                         x, y = kept[begin : begin + EVALUATION_ROWS], wanted[begin : begin + EVALUATION_ROWS]
-                    with self._cast():
+                    with self.cast():
                         outputs = module(inputs(x))
                     row_loss, row_right = scorer.score(outputs, y, **args)
-                    losses += float(row_loss.double().sum())
-                    right += float(row_right.double().sum())
+                    sums += row_loss.double().sum(), row_right.double().sum()
                     if metrics:
-                        seen.append((self.dataset.in_units(outputs.float()).cpu(), self.dataset.in_units(y).cpu()))
+                        seen.append((self.dataset.in_units(outputs.float()), self.dataset.in_units(y)))
             n = len(rows)
-            found = measured(metrics, seen)
+            # Read after the last batch: until then a GPU never waits for the host.
+            read = fetched(sums)
+            losses, right = 0.0, 0.0
+            for loss_sum, right_sum in zip(read[::2], read[1::2], strict=True):
+                losses, right = losses + loss_sum, right + right_sum
+            found = measured(metrics, [(outputs.cpu(), y.cpu()) for outputs, y in seen])
             nan = float("nan")
             scores.append(Score(losses / n, right / n, n, found) if n else Score(nan, nan, 0, found))
         return scores
@@ -354,7 +361,7 @@ class Kernel:
                 work.gradient.zero_()
                 x = inputs(x)
                 now = loss if taught is None else taught.of_range(begin, x)
-                with self._cast():
+                with self.cast():
                     value = now(module, x, y, **request.loss_args)
                 value.backward()  # type: ignore[no-untyped-call]
                 result.add_(work.gradient.pow(request.power), alpha=len(y))
@@ -374,7 +381,7 @@ class Kernel:
             def one(vector: Tensor, x: Tensor, y: Tensor, *shown: Tensor) -> Tensor:
                 values = {f"module.{name}": space.view(vector, name) for name in space.names}
                 row = (x[None], y[None], *(t[None] for t in shown))
-                with self._cast():
+                with self.cast():
                     result: Tensor = torch.func.functional_call(wrapped, values, row)
                 return result
 
@@ -386,25 +393,6 @@ class Kernel:
                 gradients = each(work.vector.clone(), x, y, *shown)
                 result.add_(gradients.pow(request.power).sum(0))
         result.div_(len(request.rows))
-
-
-class Origin:
-    """The squared lengths of the vector that drift was last measured from: the clients of a round share it."""
-
-    def __init__(self) -> None:
-        self._known: tuple[weakref.ref[Tensor], int, slice, tuple[float, float]] | None = None
-
-    def lengths(self, start: Tensor, head: slice) -> tuple[float, float]:
-        """Over all and over the head; worked out anew when it is another tensor, or one that was written to."""
-        version = -1 if start.is_inference() else start._version  # such a tensor counts no writes
-        if self._known is not None and version >= 0:
-            known, before, where, lengths = self._known
-            if known() is start and before == version and where == head:
-                return lengths
-        inside = start[head]
-        lengths = float(torch.dot(start, start)), float(torch.dot(inside, inside))
-        self._known = weakref.ref(start), version, head, lengths
-        return lengths
 
 
 class SimulatedCrash(RuntimeError):
@@ -431,68 +419,3 @@ def _mean_loss(losses: Sequence[Tensor], sizes: Sequence[int]) -> float:
         return float("nan")
     means = torch.stack(list(losses)).tolist() if len(losses) > 1 else [losses[0].item()]
     return math.fsum(mean * size for mean, size in zip(means, sizes, strict=True)) / sum(sizes)
-
-
-def _placed(value: Any, device: torch.device) -> Any:
-    """A term or an argument with all its tensors on the device, so that they are moved once and not in every step."""
-    if device.type == "cpu":
-        return value
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {name: _placed(item, device) for name, item in value.items()}
-    if isinstance(value, tuple | list):
-        return tuple(_placed(item, device) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.replace(value, **{name: _placed(item, device) for name, item in vars(value).items()})
-    return value
-
-
-def _squared(work: Workspace, start: Tensor) -> tuple[Tensor, Tensor]:
-    """Squared distances to the start, over all and over the head; leaves the difference in ``work.gradient``.
-
-    The gradient is zeroed before the next step anyway; a fresh tensor per epoch would cost more than the sum.
-    """
-    away = torch.sub(work.vector, start, out=work.gradient)
-    head = work.gradient_head
-    return torch.dot(away, away), torch.dot(head, head)
-
-
-def _drift(
-    squared: Sequence[tuple[Tensor, Tensor]], work: Workspace, start: Tensor, lengths: tuple[float, float]
-) -> Drift:
-    """The drift of a fit that just ended, so that ``work.gradient`` holds the difference to the start.
-
-    ``lengths`` are the squared lengths of the start, over all and over the head.
-    """
-    if not squared:
-        return Drift()
-    whole, inside = [float(a) for a, _ in squared], [float(b) for _, b in squared]
-    head = start[work.model.space.head]
-    return Drift(
-        tuple(whole),
-        tuple(inside),
-        whole[-1] ** 0.5,
-        inside[-1] ** 0.5,
-        between(lengths[0], float(torch.dot(work.gradient, start)), whole[-1]),
-        between(lengths[1], float(torch.dot(work.gradient_head, head)), inside[-1]),
-    )
-
-
-def cosine_distance(start: Tensor, away: Tensor, squared: float) -> float:
-    """1 - cos between ``start`` and ``start + away``, accurate when they are close; ``squared`` is ``|away|^2``."""
-    return between(float(torch.dot(start, start)), float(torch.dot(away, start)), squared)
-
-
-def between(length: float, dot: float, squared: float) -> float:
-    """1 - cos between ``a`` and ``a + d``, from ``length = a.a``, ``dot = d.a`` and ``squared = d.d``.
-
-    From ``|a-b|^2 - (|a|-|b|)^2 = 2 |a||b| (1 - cos)``, with ``|a|-|b| = (|a|^2-|b|^2) / (|a|+|b|)``: nothing
-    cancels. 0 if both vectors are zero, 1 if one is.
-    """
-    growth = 2 * dot + squared
-    before, after = length**0.5, max(0.0, length + growth) ** 0.5
-    if before == 0 or after == 0:
-        return 0.0 if before == after else 1.0
-    distance: float = (squared - (growth / (before + after)) ** 2) / (2 * before * after)
-    return max(0.0, distance)

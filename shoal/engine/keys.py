@@ -40,12 +40,18 @@ def fit_key(kernel: Kernel, chain: Chain, fit: Fit) -> Hashable | None:
     own = not all(isinstance(term, KNOWN_TERMS) for term in fit.terms)
     steps = None if fit.slots is None else int(slots.get("steps", torch.tensor(0)))
     kept = None if fit.slots is None else (*sorted(slots), steps)
-    size = padded(len(fit.rows), fit.batch, chain.row_step)
+    # Without padding all batches of a step are of one size.
+    size = (batch_size(chain, fit), len(fit.rows) if chain.exact else None)
     return (
         (size, fit.segments, args, fit.anchor is None, kept),
         # A term that we do not know is given the learning rate as the number that it expects.
         (terms, fit.optimizer.lr if own else None, optimizer),
     )
+
+
+def batch_size(chain: Chain, fit: Fit) -> int:
+    """How many rows a batch of this fit has in a stack, padding included."""
+    return min(fit.batch, len(fit.rows)) if chain.exact else padded(len(fit.rows), fit.batch, chain.row_step)
 
 
 def _optimizer_key(optimizer: Optimizer) -> Hashable | None:
@@ -77,7 +83,7 @@ def _term_key(term: Any, size: int) -> Hashable | None:
 
 def evaluate_key(kernel: Kernel, chain: Chain, request: Evaluate) -> Hashable | None:
     """The key of a request for scores."""
-    if not _readable(kernel, chain, request.rows) or not all(map(chain.holds, request.models)):
+    if not (chain.has_scores and _readable(kernel, chain, request.rows) and all(map(chain.holds, request.models))):
         return None
     if any(served.model != request.models[0].model for served in request.models):
         return None

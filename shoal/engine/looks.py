@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..losses import loss_of
+from ..placing import placed
 from ..requests import Evaluate, Gradient, Score
 from .chain import Chain, Pass
 from .columns import blank, stacked
@@ -22,7 +23,7 @@ class _Rows:
     """The rows of several clients in blocks of equal sizes, each padded with its client's last row."""
 
     def __init__(self, kernel: Kernel, chain: Chain, rows: Sequence[Tensor]) -> None:
-        self.chain = chain
+        self.chain, self.device = chain, kernel.device
         self.counts = [len(own) for own in rows]
         self.source = chain.source(kernel, rows, again=False)
 
@@ -32,8 +33,9 @@ class _Rows:
         for i, size in enumerate(block_sizes(self.counts[0], most, self.chain)):
             counts = torch.tensor([min(most, count - i * most) for count in self.counts])
             place = torch.arange(size)
-            x, y = self.source.take((begins + i * most)[:, None] + torch.minimum(place, counts[:, None] - 1))
-            yield x, y, place < counts[:, None]
+            at = (begins + i * most)[:, None] + torch.minimum(place, counts[:, None] - 1)
+            x, y = self.source.take(self.source.ready(at))
+            yield x, y, placed(place < counts[:, None], self.device)
 
 
 @torch.no_grad()
@@ -43,17 +45,19 @@ def evaluate(kernel: Kernel, chain: Chain, requests: Sequence[Evaluate]) -> list
     args = measured_with(kernel, requests[0])
     rows = _Rows(kernel, chain, [request.rows for request in requests])
     count = len(requests[0].models)
-    vectors = [stacked([request.models[k].vector for request in requests]) for k in range(count)]
-    how = [Pass(statistics=chain.statistics([request.models[k] for request in requests])) for k in range(count)]
-    sums = torch.zeros(2, count, len(requests), dtype=torch.float64)
+    models = [[request.models[k] for request in requests] for k in range(count)]
+    vectors = [stacked([served.vector for served in each], kernel.device) for each in models]
+    how = [Pass(statistics=chain.statistics(each).to(kernel.device)) for each in models]
+    sums = torch.zeros(2, count, len(requests), dtype=torch.float64, device=kernel.device)
     for x, y, real in rows.blocks(EVALUATION_ROWS):
         for k in range(count):
-            outputs = chain.forward(vectors[k], x, how[k])
+            with kernel.cast():
+                outputs = chain.forward(vectors[k], x, how[k])
             scores = loss.score(outputs.flatten(0, 1), y.flatten(0, 1), **args)
             for i, each in enumerate(scores):
                 # Not a product: a row of padding may be infinite, and 0 times that is no number.
                 sums[i, k] += each.view(real.shape).double().masked_fill(~real, 0.0).sum(1)
-    found = (sums / torch.tensor(rows.counts, dtype=torch.float64)).tolist()
+    found = (sums.cpu() / torch.tensor(rows.counts, dtype=torch.float64)).tolist()
     return [[Score(found[0][k][c], found[1][k][c], n) for k in range(count)] for c, n in enumerate(rows.counts)]
 
 
@@ -63,9 +67,8 @@ def gradient(kernel: Kernel, chain: Chain, requests: Sequence[Gradient]) -> list
     first = requests[0]
     loss = loss_of(first.loss or kernel.loss)
     rows = _Rows(kernel, chain, [request.rows for request in requests])
-    vectors = stacked([request.at.vector for request in requests])
-    result = blank(len(requests), chain.space.size)
-    part = blank(len(requests), chain.space.size)
+    vectors = stacked([request.at.vector for request in requests], kernel.device)
+    result, part = (blank(len(requests), chain.space.size, kernel.device) for _ in range(2))
     by_row = first.per == "row"
     for x, y, real in rows.blocks(most_rows(first)):
         kept: list[Tensor] = []
@@ -79,4 +82,4 @@ def gradient(kernel: Kernel, chain: Chain, requests: Sequence[Gradient]) -> list
             result.add_(part)
         else:
             result.addcmul_(part if first.power == 1 else part.pow(first.power), counts.to(part.dtype))
-    return [one.clone() for one in result.div_(torch.tensor(rows.counts)[:, None])]
+    return [one.clone() for one in result.cpu().div_(torch.tensor(rows.counts)[:, None])]

@@ -32,6 +32,15 @@ def add_product(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.baddbmm(bias, a, b)
 
 
+def add_product_(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """Adds ``a @ b`` of each client to ``out``, in place: the product does it, and nothing is written in between."""
+    # By the shapes alone: what is thin is another product for a single client.
+    if _is_thin(a, b):
+        out.add_(product(a, b))
+    else:
+        out.baddbmm_(a, b)
+
+
 def _is_thin(a: Tensor, b: Tensor) -> bool:
     """Of a single client these are matrix times vector, which is summed in another order than in a batch."""
     return 1 in (a.shape[1], a.shape[2], b.shape[2])
@@ -40,7 +49,7 @@ def _is_thin(a: Tensor, b: Tensor) -> bool:
 def _two_like(out: Tensor) -> Tensor:
     """Memory for two of ``out``, ``[1, n, m]``, each of which begins as far from a multiple of `ALIGNED` as it does."""
     begin, size = out.data_ptr() // out.element_size() % ALIGNED, out[0].numel()
-    rows = torch.empty(2, -(-(begin + size) // ALIGNED) * ALIGNED, dtype=out.dtype)
+    rows = torch.empty(2, -(-(begin + size) // ALIGNED) * ALIGNED, dtype=out.dtype, device=out.device)
     return rows[:, begin : begin + size].view(2, *out.shape[1:])
 
 
@@ -57,7 +66,8 @@ class _Matmul(torch.autograd.Function):
         if not ctx.needs_input_grad[1]:
             return back, None
         count, outputs, inputs = weight.shape
-        own = torch.empty(count, -(-outputs * inputs // ALIGNED) * ALIGNED, dtype=x.dtype)[:, : outputs * inputs]
+        own = torch.empty(count, -(-outputs * inputs // ALIGNED) * ALIGNED, dtype=x.dtype, device=x.device)
+        own = own[:, : outputs * inputs]
         return back, product(d.transpose(1, 2), x, own.view(weight.shape))
 
 

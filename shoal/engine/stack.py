@@ -17,13 +17,18 @@ from torch import Tensor
 
 from ..losses import loss_of
 from ..messages import Client
+from ..placing import placed
 from ..records import changed
 from ..requests import Drift, Fit, FitResult
 from .chain import Chain, Masks, Pass
 from .columns import blank, columns, cut, dots, joined, stacked
-from .kernel import Kernel, between
-from .orders import Orders, order_of, padded
+from .drift import between
+from .kernel import Kernel
+from .keys import batch_size
+from .orders import Orders, order_of
 from .steppers import Stepper
+
+CPU = torch.device("cpu")
 
 
 class Member(NamedTuple):
@@ -33,13 +38,21 @@ class Member(NamedTuple):
     client: Client
 
 
+def descends(chain: Chain, fit: Fit) -> bool:
+    """Whether the steps of a fit subtract the gradient times the rate from the whole vector, and that is all: no
+    gradient is written then."""
+    settings = fit.optimizer
+    plain = settings.kind == "sgd" and not settings.momentum and not settings.weight_decay and settings.clip is None
+    return chain.descends and plain and fit.segments is None and not fit.terms and fit.anchor is None
+
+
 class FitStack:
     """The fits of one stack, longest first."""
 
     def __init__(self, kernel: Kernel, chain: Chain, members: Sequence[Member], known: Orders | None = None) -> None:
-        self.kernel, self.chain, self.space = kernel, chain, chain.space
+        self.kernel, self.chain, self.space, self.device = kernel, chain, chain.space, kernel.device
         known = {} if known is None else known
-        self.size = padded(len(members[0].fit.rows), members[0].fit.batch, chain.row_step)
+        self.size = batch_size(chain, members[0].fit)
         orders = [order_of(fit, client, self.size, known, chain.coupled) for fit, client in members]
         self.places = sorted(range(len(members)), key=lambda i: -len(orders[i].positions))
         self.members = [members[i] for i in self.places]
@@ -51,21 +64,23 @@ class FitStack:
         self.slices = self.space.slices(first.segments)
         self.wanted = chain.wanted(self.slices)
         self._gather()
-        count, size = len(members), self.space.size
-        starts = stacked([fit.start.vector for fit in self.fits])
-        self.vectors, self.gradients = blank(count, size).copy_(starts), blank(count, size)
+        count, size, device = len(members), self.space.size, self.device
+        starts = stacked([fit.start.vector for fit in self.fits], device)
+        self.vectors, self.gradients = blank(count, size, device).copy_(starts), blank(count, size, device)
         own = any(fit.since is not None for fit in self.fits)
-        self.since = stacked([f.start.vector if f.since is None else f.since for f in self.fits]) if own else starts
-        self.anchor = None if first.anchor is None else stacked([f.anchor for f in self.fits if f.anchor is not None])
-        self.columns = columns(self.fits)
-        self.stepper = Stepper(
-            first.optimizer, self.space, self.slices, torch.device("cpu"), self._slots(), count, self.columns
-        )
-        self.terms = [joined([f.terms[i] for f in self.fits], size) for i in range(len(first.terms))]
-        self.statistics = chain.statistics([fit.start for fit in self.fits])
+        since = [fit.start.vector if fit.since is None else fit.since for fit in self.fits]
+        self.since = stacked(since, device) if own else starts
+        anchors = [fit.anchor for fit in self.fits if fit.anchor is not None]
+        self.anchor = stacked(anchors, device) if anchors else None
+        self.columns = columns(self.fits, device)
+        self.stepper = Stepper(first.optimizer, self.space, self.slices, device, self._slots(), count, self.columns)
+        self.terms = [joined([f.terms[i] for f in self.fits], size, device) for i in range(len(first.terms))]
+        self.statistics = chain.statistics([fit.start for fit in self.fits]).to(device)
         self.before = self.stepper.steps
-        self.losses = torch.zeros(self.steps[0], count, dtype=torch.float64)
-        self.squared: list[list[tuple[float, float]]] = [[] for _ in members]
+        self.descends = descends(chain, first)
+        self.losses = torch.zeros(self.steps[0], count, dtype=torch.float64, device=device)
+        self.ended: list[tuple[list[int], Tensor]] = []
+        """Which clients' epochs ended with a step, and their squared distances, over all and over the head."""
 
     def _slots(self) -> dict[str, Tensor] | None:
         first = self.fits[0].slots
@@ -90,15 +105,20 @@ class FitStack:
             np.add(order.positions, pools[own], out=places[: self.steps[i], i])
             self.counts[: self.steps[i], i] = order.counts
         self.source = self.chain.source(self.kernel, rows, again=True)
-        self.at, self.real = torch.from_numpy(places), torch.from_numpy(self.counts)
+        # All of it before the first step, so that none moves anything to a device.
+        self.at, self.real = (
+            self.source.ready(torch.from_numpy(places)),
+            placed(torch.from_numpy(self.counts), self.device),
+        )
         # By the number of rows that count: each has its part of the mean, padding has none.
-        self.weights = torch.ones(self.size + 1, self.size).tril(-1) / torch.arange(self.size + 1).clamp(min=1)[:, None]
+        weights = torch.ones(self.size + 1, self.size).tril(-1) / torch.arange(self.size + 1).clamp(min=1)[:, None]
+        self.weights = placed(weights, self.device)
 
     def run(self) -> list[FitResult]:
         """The results, in the order of the members that were given."""
         active = 0
         terms: tuple[Any, ...] = ()
-        extra = None if self.anchor is None else blank(*self.gradients.shape)
+        extra = None if self.anchor is None else blank(len(self.gradients), self.space.size, self.device)
         for step in range(self.steps[0]):
             now = sum(1 for steps in self.steps if steps > step)
             if now != active:
@@ -107,8 +127,16 @@ class FitStack:
                 w, g = self.vectors[:active], self.gradients[:active]
                 lr = self.columns.get("lr", self.fits[0].optimizer.lr)
                 lr = lr[:active] if isinstance(lr, Tensor) else lr
-            x, y = self.source.take(self.at[step, :active])
-            how = Pass(self.real[step, :active], self._masks(step, active), self.statistics.first(active))
+            counts = self.counts[step, :active]
+            rows = int(counts[0]) if self.chain.exact else self.size
+            x, y = self.source.take(self.at[step, :active, :rows])
+            masks = self._masks(step, active, x) if self.chain.dropouts else ()
+            full = bool((counts == rows).all())
+            how = Pass(self.real[step, :active], masks, self.statistics.first(active), full=full)
+            if self.descends:
+                self.losses[step, :active] = self._backward(w, None, x, y, how, lr)
+                self._measure(step, active)
+                continue
             self.losses[step, :active] = self._backward(w, g, x, y, how)
             if extra is not None and self.anchor is not None:
                 self._backward(self.anchor[:active], extra[:active], x, y, changed(how, follow=False))
@@ -124,29 +152,36 @@ class FitStack:
             self._measure(step, active)
         return self._results()
 
-    def _backward(self, w: Tensor, g: Tensor, x: Tensor, y: Tensor, how: Pass) -> Tensor:
-        """The gradients of one batch of each client into ``g``; gives the losses ``[clients]``."""
+    def _backward(
+        self, w: Tensor, g: Tensor | None, x: Tensor, y: Tensor, how: Pass, rate: float | Tensor = 0.0
+    ) -> Tensor:
+        """The gradients of one batch of each client into ``g``, without it a step by them; the losses ``[clients]``."""
         kept: list[Tensor] = []
-        outputs = self.chain.forward(w, x, how, kept)
+        with self.kernel.cast():
+            outputs = self.chain.forward(w, x, how, kept)
         rows, d = self.loss.derivative(outputs, y, **self.args)
         assert how.counts is not None
-        weights = self.weights.index_select(0, how.counts)
-        self.chain.backward(w, g, kept, d.mul_(weights.unsqueeze(-1)), how, self.wanted)
+        weights = self.weights[:, : x.shape[1]].index_select(0, how.counts)
+        d.mul_(weights.unsqueeze(-1))
+        if g is None:
+            self.chain.descend(w, kept, d, how, rate)
+        else:
+            self.chain.backward(w, g, kept, d, how, self.wanted)
         return (rows * weights).sum(1)
 
-    def _masks(self, step: int, active: int) -> Masks:
+    def _masks(self, step: int, active: int, x: Tensor) -> Masks:
         masks: list[Tensor | None] = []
-        for i, (layer, width) in enumerate(zip(self.chain.dropouts, self.chain.dropout_widths, strict=True)):
-            if not layer.p or width is None:
+        for i, (layer, shape) in enumerate(zip(self.chain.dropouts, self.chain.dropout_shapes(x), strict=True)):
+            if not layer.p or shape is None:
                 masks.append(None)
                 continue
-            mask = torch.zeros(active, self.size, width)
+            mask = torch.zeros(*x.shape[:2], *shape)
             for c, member in enumerate(self.members[:active]):
                 count = int(self.counts[step, c])
                 rng = member.client.when.random(f"{member.fit.purpose}/dropout/{i}/{step}", member.client.id)
-                kept = rng.random((count, width), dtype=np.float32) >= layer.p
+                kept = rng.random((count, *shape), dtype=np.float32) >= layer.p
                 mask[c, :count] = torch.from_numpy(kept).float().mul_(1 / (1 - layer.p))
-            masks.append(mask)
+            masks.append(placed(mask, self.device))
         return masks
 
     def _measure(self, step: int, active: int) -> None:
@@ -158,27 +193,34 @@ class FitStack:
         if len(ends) == active:
             away = torch.sub(self.vectors[:active], self.since[:active], out=self.gradients[:active])
         else:
-            at = torch.tensor(ends)
+            at = placed(torch.tensor(ends), self.device)
             away = self.vectors.index_select(0, at) - self.since.index_select(0, at)
-        pairs = torch.stack([dots(away, away), dots(away[:, self.space.head], away[:, self.space.head])], 1)
-        for c, (whole, inside) in zip(ends, pairs.tolist(), strict=True):
-            self.squared[c].append((whole, inside))
+        inside = away[:, self.space.head]
+        self.ended.append((ends, torch.stack([dots(away, away), dots(inside, inside)], 1)))
 
     def _results(self) -> list[FitResult]:
-        away = torch.sub(self.vectors, self.since, out=self.gradients)
+        # The last measurement may have left it there, for all.
+        last = self.gradients if len(self.ended[-1][0]) == len(self.members) else None
+        away = torch.sub(self.vectors, self.since, out=self.gradients) if last is None else last
         head = self.space.head
+        shared = self.since.stride(0) == 0
         numbers = [
-            [dots(start, start).tolist(), dots(part, start).tolist()]
+            [dots(*(start[: 1 if shared else None],) * 2).expand(len(away)).tolist(), dots(part, start).tolist()]
             for part, start in ((away, self.since), (away[:, head], self.since[:, head]))
         ]
         # As the reference does: a tensor's sum would depend on how many steps and clients there are in all.
         sums = [math.fsum(own) for own in (self.losses * self.real).t().tolist()]
         rows = self.counts.sum(0).tolist()
-        vectors = [vector.clone() for vector in self.vectors.unbind()]
+        squared: list[list[tuple[float, float]]] = [[] for _ in self.members]
+        read = iter(torch.cat([pairs for _, pairs in self.ended]).tolist())
+        for c in (c for ends, _ in self.ended for c in ends):
+            squared[c].append(tuple(next(read)))
+        vectors = [vector.clone() for vector in self.vectors.cpu().unbind()]
+        statistics, self.stepper.slots = self.statistics.to(CPU), {n: v.cpu() for n, v in self.stepper.slots.items()}
         found: list[FitResult | None] = [None] * len(self.members)
         for c, place in enumerate(self.places):
             (length, dot), (length_head, dot_head) = ((a[c], b[c]) for a, b in numbers)
-            whole, inside = zip(*self.squared[c], strict=True)
+            whole, inside = zip(*squared[c], strict=True)
             drift = Drift(
                 whole,
                 inside,
@@ -189,5 +231,5 @@ class FitStack:
             )
             slots = None if self.fits[c].slots is None else self.stepper.kept(c, self.before + self.steps[c])
             loss = sums[c] / rows[c]
-            found[place] = FitResult(vectors[c], self.statistics.of(c), self.steps[c], rows[c], loss, drift, slots)
+            found[place] = FitResult(vectors[c], statistics.of(c), self.steps[c], rows[c], loss, drift, slots)
         return [result for result in found if result is not None]

@@ -2,7 +2,7 @@
 
 What is in front of it is the same for everybody, and kept for each request's rows, see `shoal.engine.features`. Frozen
 blocks go through `shoal.engine.frozen`, proxies and the classifier are batched matrix products, and BatchNorm and
-attention each client's own. Going backward is left to autograd, whose leaves are views into the flat vectors.
+attention each client's own.
 """
 
 from __future__ import annotations
@@ -20,25 +20,23 @@ from ..models.base import Model, set_mode
 from ..models.nettailor import NetTailor, Tail
 from ..models.nettailor_paths import OWN
 from ..parameters import frozen_modules, is_under
-from ..requests import Served
-from .chain import Chain, Pass, Statistics, is_hooked, is_vector
+from .chain import Pass, is_hooked
 from .features import is_still, split
 from .frozen import Frozen, frozen
 from .products import ALIGNED
+from .recorded import Recorded
 from .tailored_run import Norm, Part, Proxy, Run
 
 if TYPE_CHECKING:
     from .kernel import Kernel
 
 
-class Tailored(Chain):
+class Tailored(Recorded):
     """The stacked forward and backward pass of one NetTailor model."""
 
     def __init__(self, model: Model, module: NetTailor, tail: Tail) -> None:
-        self.model, self.space, self.tail = model, model.space, tail
-        self.module, self.coupled = module, model.batch_coupled
-        floats = _places(module, model.buffers.floats)
-        self.sizes = _total(floats), _total(_places(module, model.buffers.counters))
+        super().__init__(model, module)
+        self.tail, floats = tail, self.floats
         self.proxies: dict[tuple[int, int], Proxy] = {}
         self.own: dict[int, Frozen] = {}
         for block, sources in tail.paths.items():
@@ -108,13 +106,6 @@ class Tailored(Chain):
         kinds = tuple((name, _does(part)) for name, part in self.module.named_modules())
         return (slots, segments, buffers, self.space.undecayed, shape, kinds, _constants(self.module))
 
-    def holds(self, served: Served) -> bool:
-        """See `Chain`: the buffers may be there, all or some."""
-        floats, counters = served.buffers.floats, served.buffers.counters
-        whole = floats is None or is_vector(floats, self.sizes[0])
-        counted = counters is None or (counters.shape == (self.sizes[1],) and counters.dtype == torch.int64)
-        return is_vector(served.vector, self.space.size) and not served.constants and whole and counted
-
     def reads(self, kernel: Kernel, rows: Tensor) -> bool:
         """Whether the kernel keeps so much."""
         return kernel.fronts.kept.takes(len(rows) * self.given)
@@ -140,56 +131,9 @@ class Tailored(Chain):
             found = made[name] if name in made else self.pools[name](fixed.unsqueeze(0))[0]
             into[:, part.begin : part.end] = found
 
-    def statistics(self, served: Sequence[Served]) -> Statistics:
-        """See `Chain`; what a model does not bring starts fresh."""
-        fresh = self._fresh
-        floats = [fresh.floats if one.buffers.floats is None else one.buffers.floats for one in served]
-        counters = [fresh.counters if one.buffers.counters is None else one.buffers.counters for one in served]
-        stacks = [None if each[0] is None else torch.stack(each) for each in (floats, counters)]  # type: ignore[arg-type]
-        return Statistics(*stacks)
-
-    @cached_property
-    def _fresh(self) -> Statistics:
-        buffers = self.model.buffers.read(self.module)
-        return Statistics(buffers.floats, buffers.counters)
-
-    def wanted(self, slices: Sequence[slice]) -> list[str]:
-        """The parameters that lie in these slices."""
-        return [
-            name
-            for name, slot in self.space.slots.items()
-            if any(s.start < slot.offset + slot.size and slot.offset < s.stop for s in slices)
-        ]
-
-    def forward(self, vectors: Tensor, x: Tensor, how: Pass, kept: list[Tensor] | None = None) -> Tensor:
-        """See `Chain`; ``kept`` gets the outputs with their graph, and then the parameters, in their order."""
-        with torch.set_grad_enabled(kept is not None):
-            values = {name: self.space.view(vectors, name).detach() for name in self.space.names}
-            if kept is not None:
-                for value in values.values():
-                    value.requires_grad_()
-            outputs = Run(self, values, x, how).outputs()
-        if kept is not None:
-            kept += [outputs, *values.values()]
-        return outputs.detach()
-
-    def backward(
-        self,
-        vectors: Tensor,
-        gradients: Tensor,
-        kept: list[Tensor],
-        d: Tensor,
-        how: Pass,
-        wanted: Sequence[str] | None = None,
-        power: int = 1,
-    ) -> None:
-        """See `Chain`; only ``power`` 1."""
-        outputs, *leaves = kept
-        kept.clear()
-        names = self.space.names if wanted is None else wanted
-        chosen = [leaf for name, leaf in zip(self.space.names, leaves, strict=True) if name in names]
-        for name, found in zip(names, torch.autograd.grad(outputs, chosen, d), strict=True):
-            self.space.view(gradients, name).copy_(found)
+    def outputs(self, values: Mapping[str, Tensor], x: Tensor, how: Pass) -> Tensor:
+        """See `Recorded`."""
+        return Run(self, values, x, how).outputs()
 
 
 class _Kept:
@@ -197,6 +141,9 @@ class _Kept:
 
     def __init__(self, values: Tensor, wanted: Tensor) -> None:
         self.values, self.wanted = values, wanted
+
+    def ready(self, at: Tensor) -> Tensor:
+        return at
 
     def take(self, at: Tensor) -> tuple[Tensor, Tensor]:
         flat = at.reshape(-1)
@@ -223,19 +170,6 @@ def tailored_of(model: Model) -> Tailored | None:
     single = {p.dtype for p in module.parameters()} == {torch.float32} and trained == set(model.space.names)
     pure = all(is_still(part) for part in still if part is not tail.blocks)
     return Tailored(model, module, tail) if whole and single and pure else None
-
-
-def _places(module: nn.Module, names: Sequence[str]) -> dict[str, slice]:
-    """Where the buffers of these names lie in their vector."""
-    values, begin, found = dict(module.named_buffers()), 0, {}
-    for name in names:
-        found[name] = slice(begin, begin + values[name].numel())
-        begin = found[name].stop
-    return found
-
-
-def _total(places: Mapping[str, slice]) -> int:
-    return max((place.stop for place in places.values()), default=0)
 
 
 def _does(module: nn.Module) -> Hashable:

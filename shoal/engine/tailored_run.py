@@ -53,7 +53,7 @@ class Run:
         self.clients, self.rows = x.shape[:2]
         self.found: dict[int, Tensor] = {}
         self.real: Tensor | None = None
-        if how.counts is not None and bool((how.counts < self.rows).any()):
+        if how.counts is not None and not how.full:
             self.real = (torch.arange(self.rows) < how.counts[:, None]).float()
         if how.counts is not None and how.follow and how.statistics.counters is not None:
             how.statistics.counters += 1

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..data.dataset import inputs
 from ..losses import Beside, Loss
+from ..placing import placed
 from .batches import Batches
 from .features import Kept
 from .plan import Step
@@ -32,7 +33,7 @@ class Lessons:
         """The loss of one step of a fit, on its rows ``x``, which may be augmented; ``None`` where they are not there,
         but only what the layers in front make of them."""
         if self.shown is not None:
-            at = torch.from_numpy(step.positions).to(self.shown.device)
+            at = placed(torch.from_numpy(step.positions), self.shown.device)
             return Beside(self.loss, self.shown.index_select(0, at))
         return self._now(inputs(self.batches.take(step)[0]) if x is None else x)
 

@@ -26,6 +26,9 @@ class CrossEntropy(Loss):
     ) -> tuple[Tensor, Tensor]:
         """Softmax less the smoothed labels."""
         logs = outputs.log_softmax(-1)
+        if not label_smoothing:  # the same numbers, in half as many calls
+            at = y.unsqueeze(-1)
+            return -logs.gather(-1, at).squeeze(-1), logs.exp().scatter_add_(-1, at, logs.new_full(at.shape, -1.0))
         wanted = torch.full_like(outputs, label_smoothing / outputs.shape[-1])
         wanted.scatter_add_(-1, y.unsqueeze(-1), torch.full_like(outputs[..., :1], 1 - label_smoothing))
         return -(wanted * logs).sum(-1), logs.exp() - wanted

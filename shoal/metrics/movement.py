@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..bank import Bank, Entry, Key
-from ..engine.kernel import cosine_distance
+from ..engine.drift import cosine_distance
 from ..parameters import ParameterSpace
 from .base import Line, Measure, Seen
 from .values import finite, mean

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..placing import placed
+
 _ALWAYS_GLOBAL = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 _GLOBAL_WITH_DROPOUT = (nn.RNNBase, nn.MultiheadAttention)
 
@@ -29,7 +31,7 @@ class Dropout(nn.Module):
             return x
         # 32-bit uniforms: numpy draws them three times faster than torch draws a Bernoulli mask on the CPU.
         kept = self.rng.random(x.shape, dtype=np.float32) >= self.p
-        return x * torch.from_numpy(kept).to(x).mul_(1 / (1 - self.p))
+        return x * placed(torch.from_numpy(kept), x.device).to(x.dtype).mul_(1 / (1 - self.p))
 
     def extra_repr(self) -> str:
         return f"p={self.p}"

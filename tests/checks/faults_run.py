@@ -99,6 +99,38 @@ class Tupled(FedAvg):
         return super().merge(bank, updates, when).put({}, seen=(when.round, 1))  # type: ignore[arg-type]
 
 
+class _Doubled(torch.autograd.Function):
+    """Twice a number, with a rule for vmap of its own that is wrong."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, d: Tensor) -> Tensor:
+        return 2 * d
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, int]:
+        return 2 * x.mean(in_dims[0], keepdim=True).expand_as(x), in_dims[0]
+
+
+class Entwined(nn.Module):
+    """A layer that under vmap gives every client the mean of all."""
+
+    def __init__(self, shape: Sequence[int], outputs: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(shape[0], outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        doubled: Tensor = _Doubled.apply(self.classifier(x))
+        return doubled
+
+
 class Evaluated(nn.Module):
     """A model that trains otherwise after it was shown a batch of one row in evaluation mode, as a probe does."""
 

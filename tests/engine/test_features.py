@@ -157,7 +157,7 @@ def test_one_step_on_the_longest_run_of_rows_and_few_rows(monkeypatch: pytest.Mo
 
 
 def test_activations_that_take_too_much_memory_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shoal.engine.features.GATHER_BYTES", 4 * ROWS * 16 - 1)  # 4 x 2 x 2 numbers a row
+    monkeypatch.setattr("shoal.engine.batches.GATHER_BYTES", 4 * ROWS * 16 - 1)  # 4 x 2 x 2 numbers a row
     kernel = Kernel({"main": Model("main", make_cnn)}, images(), CPU)
     batches = Batches(images(), torch.arange(ROWS), kernel._scratch)
     front = split_of(make_cnn, ("classifier",))

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from shoal.bank import Buffers, Entry
 from shoal.data.dataset import Dataset
-from shoal.engine.kernel import Kernel, SimulatedCrash, cosine_distance
+from shoal.engine.drift import cosine_distance
+from shoal.engine.kernel import Kernel, SimulatedCrash
 from shoal.engine.plan import plan
 from shoal.errors import ConfigError
 from shoal.messages import Client

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 EXTRAS ?= dev
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-long bench gpu-check constraints clean
+.PHONY: help setup run test types units test-long bench gpu-check constraints clean
 
 help: ## show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-zA-Z_-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,7 +29,12 @@ run: setup ## run the quickstart on bundled data: a table and a report in under 
 test: setup ## ruff, mypy and the tests
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory -j2 types units
+
+types: setup # beside the tests, for it takes a minute and one core
 	$(BIN)/mypy
+
+units: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --dist worksteal
 
 test-long: setup ## all tests, the long ones too

@@ -16,18 +16,23 @@ GOOD = {
 }
 
 
-SLOW = ("memory stays flat", "any model can be stacked")
-"""Laws that take seconds: every run of the tests tries them on the first example of a kind, long ones on all."""
+ALWAYS = (
+    "any number of workers",
+    "resume at every round",
+    "stacked agrees with serial",
+    "private states stay with their client",
+)
+"""Of a kind with several examples the first is tried on every law, the others on these (and in long tests on all)."""
 
 
 def _cases() -> list[Any]:
     found = []
     for part in CHECKED:
         for kind in [*registry.PARTS[part], *GOOD.get(part, [])]:
-            tried = set()
+            tried = set[str]()
             for law, subject, example in laws_of(part, kind):
                 name = f"{part}-{kind.rpartition(':')[2]}-{example}-{law.name}".replace(" ", "_")
-                late = law.name in SLOW and law.name in tried
+                late = law.name in tried and law.name not in ALWAYS
                 tried.add(law.name)
                 found.append(pytest.param(law, subject, id=name, marks=[pytest.mark.long] if late else []))
     return found

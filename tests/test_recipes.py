@@ -42,6 +42,7 @@ def test_cifar_10_from_parquet(real_data: Path, tmp_path: Path) -> None:
     assert accuracy("cifar10-async", tmp_path, **more) > 0.2
 
 
+@pytest.mark.long
 def test_mnist_has_the_columns_of_the_hub_too(real_data: Path, tmp_path: Path) -> None:
     data = {"kind": "parquet", "path": str(real_data / "mnist"), "image": "image", "label": "label"}
     assert accuracy("cifar10-async", tmp_path, data={**data, "limit": 600, "limit_test": 300, "cache": None}) > 0.5

@@ -63,6 +63,8 @@ RUN = {
         "programs can be sent",
     },
 }
+MODELS = ("Entwined", "Evaluated")
+"""Those of `RUN` that are models."""
 SERVER = {
     "Rounding": {"equal answers come back"},
     "Running": {"the order of answers is no matter"},
@@ -119,7 +121,7 @@ STREAM = {
     "Between": {"one client holds everything"},
 }
 TABLE = {
-    **{f"faults_run:{name}": laws for name, laws in RUN.items()},
+    **{f"faults_{'model' if name in MODELS else 'run'}:{name}": laws for name, laws in RUN.items()},
     **{f"faults_server:{name}": laws for name, laws in SERVER.items()},
     **{f"faults_stream:{name}": laws for name, laws in STREAM.items()},
 }

@@ -89,6 +89,11 @@ class FedWeit(Method):
                 f"{type(learner).__name__} with these settings joins numbers of all clients on the server, and most "
                 f"numbers of fedweit are a client's own; use another local.learner"
             )
+        if learner.compression is not None:
+            raise ValueError(
+                "fedweit sends the masked part of a base alone, and its parts sparse: local.compression would change "
+                "nothing; leave it out, and set sparsity or threshold instead"
+            )
         if retroactive and not past:
             raise ValueError("retroactive: earlier parts follow the penalty on them; set past above 0")
         names = world.task_models or ("main",) * world.tasks

@@ -362,6 +362,7 @@ def test_capped_is_the_gradient_of_the_smallest_sum() -> None:
         ({"stream": {"named": False}}, "keeps a model for each task"),
         ({"model": {"kind": "mlp", "hidden": [4]}}, "not decomposed"),
         ({"local": {"learner": {"kind": "scaffold"}}}, "joins numbers of all clients"),
+        ({"local": {"compression": {"kind": "topk", "share": 0.1}}}, "local.compression would change nothing"),
         ({"method": {"retroactive": True, "past": 0.0}}, "set past above 0"),
         ({"method": {"implicit": False, "past": 4.0}}, "implicit: true"),
     ],

@@ -13,7 +13,7 @@ from .choice import conclude
 from .config import Config
 from .data.dataset import Dataset
 from .engine import Gathering
-from .errors import ConfigError, RunError, ShoalError, Stopped, in_words
+from .errors import ConfigError, DataError, RunError, ShoalError, Stopped, in_words
 from .folder import RunFolder
 from .loading import Single, expand
 from .progress import Quiet
@@ -73,7 +73,13 @@ def run_many(raw: dict[str, Any], path: Path, force: bool, data: Dataset | None,
         if force:
             clear_runs(folder, raw)
         folder.prepare(raw, force)
-        play_many(raw, path, Data(data), progress)
+        try:
+            play_many(raw, path, Data(data), progress)
+        except (ConfigError, DataError):
+            # What only the data or the stream can tell. If no run has begun, the mended command finds a free folder.
+            if not any(RunFolder(path / single.place).exists for single in expand(raw)):
+                folder.clear()
+            raise
 
 
 def clear_runs(folder: RunFolder, raw: Mapping[str, Any]) -> None:

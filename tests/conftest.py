@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from shoal import cli
+from shoal.config import Config
+from shoal.loading import expand, load
+from shoal.setup import resolve_config
 
 
 class Said(NamedTuple):
@@ -44,6 +47,14 @@ def weights_files(settings: Any) -> set[str]:
         return set()
     own = {value for name, value in settings.items() if name == "weights" and isinstance(value, str)}
     return own.union(*(weights_files(value) for value in settings.values()))
+
+
+def resolved(recipe: str) -> dict[str, Config]:
+    """The first seed of each variant of a recipe; weights files are there, empty, in the working directory."""
+    raw = load(recipe)
+    for file in weights_files(raw):
+        Path(file).touch()
+    return {single.variant: resolve_config(single.raw) for single in expand(raw) if single.seed == 0}
 
 
 @pytest.fixture

@@ -6,26 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import weights_files
+from conftest import resolved
 
-from shoal.config import Config
-from shoal.loading import expand, load
+from shoal.loading import load
 from shoal.models.decomposed import BASE, Layout
 from shoal.models.factory import build_network, without_files
 from shoal.parameters import ParameterSpace
-from shoal.setup import resolve_config
 
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def resolved(name: str) -> dict[str, Config]:
-    raw = load(name)
-    for file in weights_files(raw):
-        Path(file).touch()
-    return {single.variant: resolve_config(single.raw) for single in expand(raw)}
 
 
 def points(name: str) -> dict[str, int]:

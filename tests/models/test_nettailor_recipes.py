@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import weights_files
+from conftest import resolved
 
 import shoal
-from shoal.config import Config
 from shoal.data.arrays import from_arrays
 from shoal.loading import expand, load, overridden, recipes
 from shoal.models.resnet18 import resnet18
@@ -28,13 +27,6 @@ FILE = "pretrain-cifar10.safetensors"
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def resolved(name: str) -> dict[str, Config]:
-    raw = load(name)
-    for file in weights_files(raw):
-        Path(file).touch()
-    return {single.variant: resolve_config(single.raw) for single in expand(raw) if single.seed == 0}
 
 
 def test_these_are_there() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pydantic
@@ -90,6 +92,17 @@ def _digests(settings: Mapping[str, Any], name: str, tasks: int) -> Any:
         raise ConfigError(str(error).replace("model.weights", f"model.{name}")) from error
 
 
+@contextlib.contextmanager
+def _inside(name: str) -> Iterator[None]:
+    """Errors of a model inside another one name its settings: ``model.backbone.weights``."""
+    try:
+        yield
+    except ConfigError as error:
+        # Names of files, such as model.safetensors, are no settings.
+        said = re.sub(r"(?<![\w/])model\.(?!safetensors|pth?\b)", f"model.{name}.", str(error))
+        raise ConfigError(said) from error
+
+
 def resolve_backbone(settings: Mapping[str, Any] | str) -> dict[str, Any]:
     """The complete settings of a backbone inside a model: those of ``model``, of a kind that has blocks.
 
@@ -99,10 +112,8 @@ def resolve_backbone(settings: Mapping[str, Any] | str) -> dict[str, Any]:
     check_kind(str(kind), list(registry.PARTS["model"]))
     if isinstance(settings, Mapping) and is_by_task(settings.get("weights")):
         raise ConfigError("model.backbone.weights: the backbone is one and the same for all tasks; name one file")
-    try:
+    with _inside("backbone"):
         found = resolve_model(settings)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("model.", "model.backbone.")) from error
     if found["segments"] or found["freeze"]:
         raise ConfigError("model.backbone: all of it is frozen and none of it sent; leave out segments and freeze")
     return found
@@ -123,7 +134,8 @@ def build_backbone(settings: Mapping[str, Any], shape: Shape) -> Backbone:
     weights = _weights(settings)
     note = "the backbone's numbers are random: give model.backbone.weights"
     if weights is not None:
-        note = f"backbone: {weights.load(module)}"
+        with _inside("backbone"):
+            note = f"backbone: {weights.load(module)}"
     backbone = cut(module)
     backbone.notes = (note,)
     return backbone
@@ -134,10 +146,8 @@ def resolve_network(settings: Mapping[str, Any] | str) -> dict[str, Any]:
 
     Raises `ConfigError`.
     """
-    try:
+    with _inside("network"):
         found = resolve_model(settings)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("model.", "model.network.")) from error
     if found["segments"]:
         raise ConfigError("model.network.segments: the model around it has segments of its own; leave them out")
     if found.get("teacher") is not None:

@@ -64,6 +64,8 @@ def locate(given: str) -> tuple[Path, str | None]:
         raise ConfigError(f"model.weights: {path} is a folder; name the file in it, such as {path}/model.safetensors")
     if not path.is_file():
         made = f"; the recipe of this name makes it: shoal pretrain {path.stem}" if path.stem in recipes() else ""
+        runs = sorted(path.parent.glob(f"*/*/{path.name}"))
+        made += f"; of several runs each has its own, such as {runs[0]}" if runs else ""
         raise ConfigError(
             f"model.weights: there is no file {path}; relative paths start in the working directory{made}"
         )

@@ -451,3 +451,20 @@ def test_show_prints_it(tmp_path, run_of, shoal):
     said = shoal("show", str(tmp_path / "c.yaml"))
     assert said.code == 0, said.err
     assert "note: weights from w.safetensors" in said.out
+
+
+def test_one_of_several_runs_is_pointed_at(tmp_path: Path) -> None:
+    place = tmp_path / "runs" / "one" / "0" / "model.safetensors"
+    place.parent.mkdir(parents=True)
+    place.touch()
+    with pytest.raises(ConfigError, match=f"of several runs each has its own, such as {place}"):
+        locate(str(tmp_path / "runs" / "model.safetensors"))
+
+
+def test_a_backbone_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file(resnet20((3, 16, 16), 2, width=4, blocks=1).state_dict(), file)
+    backbone = {"kind": "resnet20", "width": 8, "blocks": 1, "weights": str(file)}
+    settings = resolve_model({"kind": "nettailor", "backbone": backbone})
+    with pytest.raises(ConfigError, match=r"^model\.backbone\.weights: model\.safetensors does not fit"):
+        build_models(settings, (3, 16, 16), 2, (), 0)

@@ -51,9 +51,14 @@ class Workspace:
         self.gradient = torch.zeros(model.space.size, device=device)
         model.space.bind(self.module, self.vector, self.gradient)
         self.gradient_head = self.gradient[model.space.head]
+        parameters = dict(self.module.named_parameters())
+        self.parameters = [parameters[name] for name in model.space.names]
+        self.weights = [model.space.view(self.vector, name) for name in model.space.names]
+        self.gradients = [model.space.view(self.gradient, name) for name in model.space.names]
         set_mode(self.module, True)
         self.defaults = model.buffers.read(self.module)
         self.dropouts = [m for m in self.module.modules() if isinstance(m, Dropout)]
+        self.convolves = any(isinstance(m, nn.modules.conv._ConvNd) for m in self.module.modules())
         self._splits: dict[tuple[tuple[int, int], ...], Split | None] = {}
         self.whole = [slice(0, model.space.size)]
         self.frozen = self.split(self.whole)
@@ -96,6 +101,23 @@ class Workspace:
     def _placed(self, constants: Mapping[str, Tensor]) -> Iterator[nn.Module]:
         with place_constants(self.module, constants):
             yield self.module
+
+    def backward(self, value: Tensor) -> list[Tensor | None]:
+        """The gradients of a loss, of each parameter in the vector's order; ``None`` where it does not depend on it.
+
+        They are autograd's own tensors: added into ones that are there, they would be read and written twice more.
+        """
+        for parameter in self.parameters:
+            parameter.grad = None
+        value.backward()  # type: ignore[no-untyped-call]
+        return [parameter.grad for parameter in self.parameters]
+
+    def gather(self, found: Sequence[Tensor | None]) -> None:
+        """Copies what `backward` gave into the flat gradient."""
+        if any(g is None for g in found):
+            self.gradient.zero_()
+        pairs = [(view, g) for view, g in zip(self.gradients, found, strict=True) if g is not None]
+        torch._foreach_copy_([view for view, _ in pairs], [g for _, g in pairs])
 
     def snapshot(self) -> tuple[Tensor, Buffers]:
         """Copies of the vector and the buffers, on the CPU."""
@@ -178,6 +200,7 @@ class Kernel:
         if request.loss_args and self.device.type != "cpu":
             request = changed(request, loss_args=placed(request.loss_args, self.device))
         anchor = None if request.anchor is None else request.anchor.to(self.device)
+        plain = stepper.plain and not terms and anchor is None
         away: list[tuple[Tensor, Tensor]] = []
         losses: list[Tensor] = []
         sizes: list[int] = []
@@ -199,17 +222,21 @@ class Kernel:
                     x = change(x, chance)
                 x = inputs(x)
                 now = loss if taught is None else taught.of_step(step, x if source is batches else None)
-                value = self._backward(work, module, now, x, y, request, client, done)
-                if anchor is not None:
-                    self._subtract_anchor(work, module, anchor, now, x, y, request, client, done)
-                for s in slices:
-                    for term in terms:
-                        term.gradient(work.vector[s], work.gradient[s], s)
-                stepper.clip(work.gradient)
-                stepper.step(work.vector, work.gradient)
-                for s in slices:
-                    for term in terms:
-                        term.after(work.vector[s], s, request.optimizer.lr)
+                value, found = self._backward(work, module, now, x, y, request, client, done)
+                if plain:
+                    stepper.descend(work.weights, found)
+                else:
+                    work.gather(found)
+                    if anchor is not None:
+                        self._subtract_anchor(work, module, anchor, now, x, y, request, client, done)
+                    for s in slices:
+                        for term in terms:
+                            term.gradient(work.vector[s], work.gradient[s], s)
+                    stepper.clip(work.gradient)
+                    stepper.step(work.vector, work.gradient)
+                    for s in slices:
+                        for term in terms:
+                            term.after(work.vector[s], s, request.optimizer.lr)
                 losses.append(value)
                 sizes.append(len(y))
                 done += 1
@@ -256,16 +283,15 @@ class Kernel:
         request: Fit,
         client: Client,
         step: int,
-    ) -> Tensor:
-        """The gradient of one batch into ``work.gradient``; gives the loss."""
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """The loss of one batch, and what `Workspace.backward` gives for it."""
         for i, dropout in enumerate(work.dropouts):
             # Named by the step, so that an anchor's gradient sees the same mask.
             dropout.rng = client.when.random(f"{request.purpose}/dropout/{i}/{step}", client.id)
-        work.gradient.zero_()
         with self.cast():
             value = loss(module, x, y, **request.loss_args)
-        value.backward()  # type: ignore[no-untyped-call]
-        return value.detach()
+        found = work.backward(value)
+        return value.detach(), found
 
     def _subtract_anchor(
         self,
@@ -283,7 +309,7 @@ class Kernel:
         vector, gradient = work.vector.clone(), work.gradient.clone()
         buffers = work.model.buffers.read(module)
         work.vector.copy_(anchor)
-        self._backward(work, module, loss, x, y, request, client, step)
+        work.gather(self._backward(work, module, loss, x, y, request, client, step)[1])
         work.gradient.neg_().add_(gradient)
         work.vector.copy_(vector)
         work.model.buffers.write(module, buffers)
@@ -338,9 +364,10 @@ class Kernel:
         n = len(request.rows)
         if n == 0:
             return result.cpu()
-        if request.per == "row":
+        if request.per == "row" and not (work.convolves and self.device.type == "cpu"):
             self._by_row(work, request, result)
-        elif request.per == "batch":
+        elif request.per in ("row", "batch"):
+            # Under vmap a convolution has a group for each row, for which a CPU takes ten times as long as for a pass.
             self._by_batch(work, request, result)
         else:
             raise ValueError(f"Gradient.per is 'batch' or 'row'; got {request.per!r}")
@@ -353,17 +380,18 @@ class Kernel:
         seen = 0
         for dropout in work.dropouts:
             dropout.rng = None
-        with work.holding(request.at, training=True) as module:
-            for begin in range(0, len(request.rows), request.batch):
-                x, y = batches.range(begin, begin + request.batch)
-                if work.model.batch_coupled and len(y) < 2:
+        training = request.per == "batch"  # a row by itself has no statistics
+        size = request.batch if training else 1
+        with work.holding(request.at, training=training) as module:
+            for begin in range(0, len(request.rows), size):
+                x, y = batches.range(begin, begin + size)
+                if training and work.model.batch_coupled and len(y) < 2:
                     continue
-                work.gradient.zero_()
                 x = inputs(x)
                 now = loss if taught is None else taught.of_range(begin, x)
                 with self.cast():
                     value = now(module, x, y, **request.loss_args)
-                value.backward()  # type: ignore[no-untyped-call]
+                work.gather(work.backward(value))
                 result.add_(work.gradient.pow(request.power), alpha=len(y))
                 seen += len(y)
         result.div_(max(1, seen))
@@ -373,7 +401,7 @@ class Kernel:
         loss = loss_of(request.loss or self.loss)
         batches = Batches(self.dataset, request.rows, self._scratch)
         taught = lessons(loss, request.loss_args, work.teacher, work.model.name, batches, self._kept)
-        # vmap over rows: one backward pass per row costs 23 fits for a small MLP, this about one.
+        # One backward pass per row costs 23 fits of a small MLP, vmap over rows about one.
         chunk = max(1, min(request.batch, 2**24 // max(1, space.size)))
         with work.holding(request.at, training=False) as module:
             wrapped = _LossModule(module, loss, request.loss_args)

@@ -56,6 +56,9 @@ class Stepper:
                     f"kept moment {name!r} has {self.slots[name].numel()} numbers for a model of {space.size}"
                 )
         self.decay = self._decay(columns.get("weight_decay", settings.weight_decay), space, device)
+        decays = isinstance(self.decay, Tensor) or bool(self.decay)
+        self.plain = self.whole and stack is None and not (self.slots or decays or self.bound is not None)
+        """Whether a step is nothing but ``- lr`` times the gradient; `descend` may then take it."""
 
     def _names(self) -> tuple[str, ...]:
         if self.settings.kind == "sgd":
@@ -109,6 +112,13 @@ class Stepper:
                 self._sgd(w, g, s)
             else:
                 self._adam(w, g, s)
+
+    def descend(self, weights: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        """One plain step of each parameter along its own gradient, in place, as `step` takes it along the flat one: a
+        large gradient is then read once, where autograd left it. ``None`` is a gradient of zero."""
+        self.steps += 1
+        pairs = [(w, g) for w, g in zip(weights, gradients, strict=True) if g is not None]
+        torch._foreach_add_([w for w, _ in pairs], [g for _, g in pairs], alpha=-self.settings.lr)
 
     def _slot(self, name: str, like: Tensor, s: slice) -> Tensor:
         slot = self.slots[name]

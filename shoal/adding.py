@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from .bank import Bank, Key
 from .messages import Group, Job, Outcome, Part, Update, grouped
@@ -12,9 +12,9 @@ from .records import changed
 from .server.sums import Sum
 
 HELD_BYTES = 128 * 2**20
-"""Answers that may lie in memory at once. An exchange with more of them is answered in blocks of clients."""
+"""Answers that may lie in memory at once. Of an exchange with more of them few lie there at a time."""
 LEAST_PER_WORKER = 4
-"""Jobs in a block for each worker of the engine: at the end of a block some wait for the others."""
+"""Answers for each worker of the engine that may lie in memory, whatever their size, so that none stands idle."""
 
 
 def possible(method: Method) -> bool:
@@ -57,24 +57,17 @@ class Adding:
     def _weights(self, each: Sequence[tuple[Part, float]]) -> Sequence[float]:
         return self.method.mean.weights(Group(tuple(part for part, _ in each), tuple(weight for _, weight in each)))
 
-    def take(
-        self, updates: Sequence[Update | None], outcomes: Sequence[Outcome]
-    ) -> tuple[list[Update | None], list[Outcome]]:
-        """Adds these updates (``None``: not accepted); gives them, and what the engine gave, to go on with."""
-        for key, group in grouped([update for update in updates if update is not None]).items():
-            own = [
-                (part, weight)
-                for part, weight in zip(group.parts, group.weights, strict=True)
-                if self._adds(key, part) and part.vector is not None
-            ]
-            if own:
-                answers = [(part.vector, part.mask) for part, _ in own if part.vector is not None]
-                self.sums[key].add(answers, self._weights(own))
-        going_on = [update if update is None else self._added(update) for update in updates]
-        return going_on, [
-            changed(outcome, answer=self._seen(outcome.answer)) if isinstance(outcome.answer, Update) else outcome
-            for outcome in outcomes
-        ]
+    def take(self, update: Update | None, outcome: Outcome) -> tuple[Update | None, Outcome]:
+        """Adds the next update (``None``: not accepted); gives it, and what the engine gave, to go on with."""
+        if isinstance(outcome.answer, Update):
+            outcome = changed(outcome, answer=self._seen(outcome.answer))
+        if update is None:
+            return None, outcome
+        for key, group in grouped([update]).items():
+            (part,) = group.parts
+            if self._adds(key, part) and part.vector is not None:
+                self.sums[key].add([(part.vector, part.mask)], self._weights([(part, group.weights[0])]))
+        return self._added(update), outcome
 
     def _adds(self, key: Key, part: Part) -> bool:
         # The one answer for an entry that is stepped from its own base is no mean.
@@ -99,16 +92,10 @@ class Adding:
         return changed(bare, encoded=part.bytes - bare.bytes)
 
 
-def blocks(jobs: Sequence[Job], workers: int = 1) -> Iterator[Sequence[Job]]:
-    """The jobs in their order, in blocks whose answers are at most `HELD_BYTES`, or few for each worker."""
-    begin = held = 0
-    for place, job in enumerate(jobs):
-        size = size_of(job)
-        if held + size > HELD_BYTES and place - begin >= LEAST_PER_WORKER * workers:
-            yield jobs[begin:place]
-            begin, held = place, 0
-        held += size
-    yield jobs[begin:]
+def held(jobs: Sequence[Job], workers: int = 1) -> int:
+    """How many answers may be there at once: as many as take `HELD_BYTES`, or a few for each worker."""
+    largest = max(map(size_of, jobs), default=0)
+    return max(HELD_BYTES // max(1, largest), LEAST_PER_WORKER * workers)
 
 
 def adding(

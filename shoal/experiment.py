@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .adding import adding, blocks
+from .adding import adding, held
 from .bank import Bank, Key, State, Value
 from .compression.base import Compressed
 from .engine.base import Engine
@@ -269,16 +270,16 @@ class Experiment:
         sums = adding(method, bank, jobs, fates, keep)
         accepted: list[Update] = []
         outcomes: list[Outcome] = []
-        for block in [jobs] if sums is None else blocks(jobs, getattr(self.engine, "workers", 1)):
-            found = self.engine.run(self._train, block)
-            updates = [
-                self._answer(job, outcome, fates[outcome.client], screen, now)
-                for job, outcome in zip(block, found, strict=True)
-            ]
-            if sums is not None:
-                updates, found = sums.take(updates, found)
-            accepted += [update for update in updates if update is not None]
-            outcomes += found
+        most = len(jobs) if sums is None else held(jobs, self.engine.workers)
+        with contextlib.closing(self.engine.stream(self._train, jobs, most)) as answers:
+            for job in jobs:  # no zip, which would hold the last outcome while the next one is trained
+                outcome = next(answers)
+                update = self._answer(job, outcome, fates[outcome.client], screen, now)
+                if sums is not None:
+                    update, outcome = sums.take(update, outcome)
+                if update is not None:
+                    accepted.append(update)
+                outcomes.append(outcome)
         return accepted, outcomes
 
     def _assigned(self, given: Iterable[Assignment], bank: Bank, seats: Sequence[Participant]) -> list[Assignment]:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 
 from shoal import cli
 from shoal.config import Config
 from shoal.loading import expand, load
 from shoal.setup import resolve_config
+
+torch.set_num_threads(1)  # as every engine has it: two threads split sums differently
 
 
 class Said(NamedTuple):

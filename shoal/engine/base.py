@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,12 @@ class Engine:
     def run(self, train: Train, jobs: Sequence[Job]) -> list[Outcome]:
         """The outcome of each job, in the order of the jobs."""
         raise NotImplementedError
+
+    def stream(self, train: Train, jobs: Sequence[Job], most: int) -> Generator[Outcome, None, None]:
+        """`run` one after another: an outcome may be worked on while others are still being trained. At most about
+        ``most`` of them are there and not yet taken. Whoever stops taking them closes the iterator."""
+        for begin in range(0, len(jobs), max(1, most)):
+            yield from self.run(train, jobs[begin : begin + max(1, most)])
 
     def score(self, pairs: Sequence[Pair], metrics: Sequence[str] = ()) -> list[list[Score]]:
         """The scores of each pair's models on its rows, with these metrics, in evaluation mode. Changes nothing."""

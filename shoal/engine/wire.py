@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,7 +44,12 @@ def unpack(data: bytes, memory: Sequence[Tensor], known: Mapping[str, object] | 
 
     Only for bytes that `pack` made in a process of the same run: unpickling runs whatever the bytes say.
     """
-    return _Unpickler(io.BytesIO(data), memory, known or {}).load()
+    before = getattr(_context, "now", None)
+    _context.now = _Context(memory, known or {}, {})
+    try:
+        return pickle.loads(data)
+    finally:
+        _context.now = before
 
 
 def flat(tensor: Tensor) -> Tensor:
@@ -62,7 +68,7 @@ def owned(memory: np.ndarray) -> Tensor:
 
 def for_the_client(job: Job) -> Job:
     """The job as it leaves the server: ``Entry.server`` stays there."""
-    entries = {key: changed(entry, server={}) for key, entry in job.given.entries.items()}
+    entries = {key: changed(e, server={}) if e.server else e for key, e in job.given.entries.items()}
     return changed(job, given=changed(job.given, entries=entries))
 
 
@@ -73,37 +79,45 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._known = {id(thing): name for name, thing in known.items()}
         self._places: dict[int, int] = {}
 
-    def persistent_id(self, thing: object) -> object:
-        """What stands in the bytes for a tensor or something known; ``None`` for everything else."""
+    def reducer_override(self, thing: Any) -> Any:
+        """What stands in the bytes for a tensor or something known.
+
+        Not as persistent ids: those are asked for of every number and every name, of which a job has a hundred.
+        """
         name = self._known.get(id(thing))
         if name is not None:
-            return name
+            return _known, (name,)
         if type(thing) is not Tensor:  # a Parameter says by itself which tensor it holds
-            return None
+            return super().reducer_override(thing)
         place = self._places.get(id(thing))
         if place is None:
             place = self._places[id(thing)] = len(self.tensors)
             # Kept as it is where it can be: the sender knows what it sent before by the tensor itself.
             self.tensors.append(thing if _fills_its_memory(thing) else thing.detach().cpu().contiguous())
         kept = self.tensors[place]
-        return place, kept.dtype, tuple(kept.shape), kept.stride()
+        return _tensor, (place, kept.dtype, tuple(kept.shape), kept.stride())
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, memory: Sequence[Tensor], known: Mapping[str, object]) -> None:
-        super().__init__(file)
-        self._memory = memory
-        self._known = known
-        self._made: dict[int, Tensor] = {}
+class _Context(NamedTuple):
+    """What the bytes that are being unpickled refer to."""
 
-    def persistent_load(self, pid: Any) -> object:
-        """The tensor or the known thing that stands here."""
-        if isinstance(pid, str):
-            return self._known[pid]
-        place, dtype, shape, stride = pid
-        if place not in self._made:
-            self._made[place] = self._memory[place].view(dtype).as_strided(shape, stride)
-        return self._made[place]
+    memory: Sequence[Tensor]
+    known: Mapping[str, object]
+    made: dict[int, Tensor]
+
+
+_context = threading.local()
+
+
+def _known(name: str) -> object:
+    return _context.now.known[name]
+
+
+def _tensor(place: int, dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    now: _Context = _context.now
+    if place not in now.made:
+        now.made[place] = now.memory[place].view(dtype).as_strided(shape, stride)
+    return now.made[place]
 
 
 def _fills_its_memory(tensor: Tensor) -> bool:

@@ -6,11 +6,14 @@ times as fast as one. The bits are the serial engine's: every job runs alone in 
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +23,6 @@ from ..requests import Score, Served
 from .base import Engine, Pair
 from .kernel import Kernel
 from .program import Train, run_job
-
-T = TypeVar("T")
 
 
 class Workers(Engine):
@@ -53,16 +54,30 @@ class Workers(Engine):
         return self._own().evaluate(models, rows, metrics=metrics)
 
     def run(self, train: Train, jobs: Sequence[Job]) -> list[Outcome]:
-        return self._gather([self._pool.submit(self._run, train, job) for job in jobs])
+        return list(self.stream(train, jobs, len(jobs)))
+
+    def stream(self, train: Train, jobs: Sequence[Job], most: int) -> Generator[Outcome, None, None]:
+        left = iter(jobs)
+        futures = deque(self._pool.submit(self._run, train, job) for job in itertools.islice(left, max(1, most)))
+        with self._given_up_together(futures):
+            while futures:
+                outcome = futures[0].result()
+                futures.popleft()
+                futures += [self._pool.submit(self._run, train, job) for job in itertools.islice(left, 1)]
+                yield outcome
 
     def score(self, pairs: Sequence[Pair], metrics: Sequence[str] = ()) -> list[list[Score]]:
-        return self._gather([self._pool.submit(self._score, models, rows, metrics) for models, rows in pairs])
-
-    def _gather(self, futures: Sequence[Future[T]]) -> list[T]:
-        try:
+        futures = [self._pool.submit(self._score, models, rows, metrics) for models, rows in pairs]
+        with self._given_up_together(futures):
             return [future.result() for future in futures]
+
+    @contextlib.contextmanager
+    def _given_up_together(self, futures: Iterable[Future[Any]]) -> Iterator[None]:
+        """Where one is given up, by an interrupt or because nobody takes any more, all are."""
+        try:
+            yield
         except BaseException:
-            # An interrupt: give the round up, but leave the threads fit for the next one.
+            # The round is given up, but the threads stay fit for the next one.
             self._stop.set()
             for future in futures:
                 future.cancel()

@@ -158,7 +158,10 @@ class Setup:
         learner = _unvalidated(self.stream, self.method)
         oracle = _oracle(self.config.method["kind"], self.method)
         known = _pretrained(self.config, self.stream)
-        return list(dict.fromkeys([*self.dataset.notes, *models, *known, *self.stream.notes(), *learner, *oracle]))
+        compression = self.method.learner.compression
+        sent = () if compression is None else compression.notes
+        notes = [*self.dataset.notes, *models, *known, *self.stream.notes(), *learner, *oracle, *sent]
+        return list(dict.fromkeys(notes))
 
 
 def _pretrained(config: Config, stream: Stream) -> list[str]:

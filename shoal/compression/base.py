@@ -28,6 +28,8 @@ class Compression:
     """
 
     part: ClassVar[str] = "compression"
+    notes: tuple[str, ...] = ()
+    """What a user should know of these settings."""
 
     def encode(
         self,

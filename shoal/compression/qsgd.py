@@ -48,6 +48,12 @@ class Qsgd(Compression):
         self.norm = norm
         self.steps = 2**bits - 2 if bits > 1 else 1
         """From the lowest level to the highest one: 2 s, or 1."""
+        if bits == 1 and norm == "l2" and bucket != 1:
+            share = "the coordinates of the model" if bucket is None else f"{bucket}"
+            self.notes = (
+                f"local.compression: one bit with norm: l2 makes the squared error of a change n - 1 times its squared "
+                f"length, n = {share}: little is learnt; norm: max is far closer",
+            )
 
     def _width(self, size: int) -> int:
         return max(1, size if self.bucket is None else self.bucket)

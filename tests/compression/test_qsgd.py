@@ -12,6 +12,7 @@ from shoal import registry
 from shoal.compression.qsgd import Qsgd
 from shoal.errors import ConfigError
 from shoal.randomness import Moment
+from shoal.setup import assemble, resolve_config
 
 WHEN = Moment(0, 1)
 DRAWS = 10_000
@@ -127,3 +128,20 @@ def test_wrong_settings_are_refused_by_name(wrong: dict[str, Any]) -> None:
     (name,) = wrong
     with pytest.raises(ConfigError, match=rf"local\.compression\.{name}"):
         registry.resolve("compression", {"kind": "qsgd", **wrong}, "local.compression")
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"bits": 1}, "n = 512"),
+        ({"bits": 1, "bucket": None}, "n = the coordinates of the model"),
+        ({"bits": 1, "norm": "max"}, None),
+        ({"bits": 2}, None),
+    ],
+)
+def test_one_bit_of_a_euclidean_norm_is_warned_of(settings: dict[str, Any], told: str | None) -> None:
+    local = {"compression": {"kind": "qsgd", **settings}}
+    notes = assemble(resolve_config({"stream": {"kind": "static", "clients": 2}, "local": local})).notes
+    warned = [note for note in notes if note.startswith("local.compression: one bit")]
+    assert len(warned) == (told is not None)
+    assert told is None or told in warned[0]

@@ -36,7 +36,8 @@ class Optimizer:
     """The local optimiser: ``sgd``, ``adam`` or ``adamw``, with the meaning that ``torch.optim`` gives its settings.
 
     ``undecayed`` names parameters without weight decay; ``clip`` bounds the Euclidean norm of the gradient
-    (after the correction terms, before weight decay).
+    (after the correction terms, before weight decay). Unlike there, a parameter that a step gives no gradient is one
+    with a gradient of zero: weight decay and momentum move it.
     """
 
     kind: str = "sgd"

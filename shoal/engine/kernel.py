@@ -110,7 +110,9 @@ class Workspace:
         for parameter in self.parameters:
             parameter.grad = None
         value.backward()  # type: ignore[no-untyped-call]
-        return [parameter.grad for parameter in self.parameters]
+        # A layer may ask for sparse gradients, which only embeddings of many rows gain by.
+        found = [parameter.grad for parameter in self.parameters]
+        return [g.to_dense() if g is not None and g.is_sparse else g for g in found]
 
     def gather(self, found: Sequence[Tensor | None]) -> None:
         """Copies what `backward` gave into the flat gradient."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 import traceback
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..bank import Buffers
-from ..messages import Assignment, Client, Failure, Job, Outcome, Part, Update
+from ..messages import Assignment, Client, Failure, Job, Outcome, Update
 from ..records import changed
 from ..requests import Evaluate, Fit, FitResult, Gradient, Probe, Request, Score
+from .answers import check_answer
 from .kernel import Kernel, SimulatedCrash
 
 Train = Callable[[Assignment, Client], Any]
@@ -70,13 +71,7 @@ class Running:
 
     def _end(self, answer: Any) -> None:
         self.request = None
-        if not isinstance(answer, Update):
-            raise TypeError(f"train must give an Update; got {type(answer).__name__}")
-        parts: Mapping[str, Any] = answer.parts  # what an author puts there is not always what belongs there
-        for key, part in parts.items():
-            if not isinstance(part, Part):
-                hint = "; a learner's fit is a generator: part, state = yield from self.learner.fit(...)"
-                raise TypeError(f"an Update's parts must be Parts; got {type(part).__name__} for entry {key!r}{hint}")
+        check_answer(answer)
         if self.job.crash:  # a fit would have crashed half-way
             raise SimulatedCrash("simulated crash of a client that trained nothing")
         self._answer = answer

@@ -106,7 +106,8 @@ def _check_value(kind: str, value: Any, module: nn.Module) -> None:
         raise ConfigError(f"local.loss: {kind} is {float(value)} on two training rows; a loss must be finite")
     if value.requires_grad:
         value.backward()  # type: ignore[no-untyped-call]
-    gradients = [p.grad for p in module.parameters() if p.requires_grad and p.grad is not None]
+    found = [p.grad for p in module.parameters() if p.requires_grad and p.grad is not None]
+    gradients = [g.to_dense() if g.is_sparse else g for g in found]
     if not gradients:
         raise ConfigError(
             f"local.loss: {kind} has no gradient with respect to the model's parameters; keep its numbers in torch: "

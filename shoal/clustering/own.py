@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import RunError
 from .base import Cloud, Clusterer, Labels, seed_of
 
 
@@ -28,7 +29,7 @@ class Own(Clusterer):
         self.needs_number = self.number is not None
 
     def fit(self, cloud: Cloud, clusters: int, rng: np.random.Generator) -> Labels:
-        """The labels that a copy of the estimator gives; raises ``ValueError`` unless there is one for each point."""
+        """The labels that a copy of the estimator gives; raises `RunError` unless there is one for each point."""
         seed = seed_of(rng)
         if hasattr(self.estimator, "get_params"):
             from sklearn.base import clone
@@ -40,11 +41,16 @@ class Own(Clusterer):
             setattr(estimator, self.number, clusters)
         if hasattr(estimator, "random_state"):
             estimator.random_state = seed
-        found = np.asarray(estimator.fit_predict(cloud.points))
-        if found.shape != (len(cloud.points),) or not np.array_equal(found, found.astype(np.int64)):
-            raise ValueError(
-                f"{type(self.estimator).__name__}.fit_predict gave {found.dtype} of shape {found.shape} for "
-                f"{len(cloud.points)} points; it must give a whole number for each"
+        name = f"method.clusterer: {type(self.estimator).__name__}.fit_predict"
+        try:
+            found = np.asarray(estimator.fit_predict(cloud.points))
+        except Exception as error:
+            raise RunError(f"{name} failed on {len(cloud.points)} points: {type(error).__name__}: {error}") from error
+        whole = found.dtype.kind in "iub" or (found.dtype.kind == "f" and bool((found == np.floor(found)).all()))
+        if found.shape != (len(cloud.points),) or not whole or not np.isfinite(found).all():
+            raise RunError(
+                f"{name} gave {found.dtype} of shape {found.shape} for {len(cloud.points)} points; it must give a "
+                f"whole number for each"
             )
         return found.astype(np.int64)
 

@@ -113,6 +113,16 @@ class ConceptMatching(Clustered):
         self.concepts = 1 if concepts == "auto" else concepts
         self.growth = Growth(Births(most, gap, agree, unused)) if births else None
         self.number: NumberRule = number or ("silhouette" if births else matching.number)
+        if number is not None and not self.clusterer.needs_number:
+            raise ValueError(
+                f"number: {number}, but this clusterer finds the number by itself; leave number out, or use one that "
+                f"is told it (kmeans, agglomerative, birch, spectral)"
+            )
+        if not births and (most, gap, agree, unused) != (10, 0.1, 3, None):
+            raise ValueError(
+                "most, gap, agree and unused say when models are born, joined and retired, and here none is; leave "
+                "them out, or set concepts: auto or births: true"
+            )
         self._check(births, most)
         if client_matching == "oracle":
             self.needs_truth = TRUE_LABELS

@@ -101,13 +101,16 @@ class Concepts(Measure):
           rounds;
         - ``concepts_met``, ``concepts_found`` (that have a model of their own), ``concepts_lost``, and
           ``models_duplicated``;
-        - ``own_model``: 1 or 0 for each concept, such as ``"concept=3"``.
+        - ``own_model``: 1 or 0 for each concept, such as ``"concept=3"``;
+        - ``unmet``: 1 for each concept whose accuracy was measured and that no such client ever met; not there if none.
         """
         models = models_of(lines)
         if models is None:
             return {}
         values = [x["value"] for x in lines if x.get("metric") == "ari" and x.get("value") is not None]
         last = max(one.round for one in models.met)
+        measured = {x[models.label] for x in lines if x.get("metric") == "accuracy" and models.label in x}
+        unmet = {f"{models.label}={concept}": 1 for concept in sorted(measured - set(models.of), key=order)}
         share = models.accuracy()
         matched = {name: getattr(share, name) / share.all for name in Share._fields[:4]}
         later = models.accuracy(one for one in models.met if 2 * one.round > last)
@@ -122,6 +125,7 @@ class Concepts(Measure):
             "concepts_lost": len(models.lost),
             "models_duplicated": len(models.duplicated),
             "own_model": {f"{models.label}={concept}": int(concept not in models.lost) for concept in models.of},
+            **({"unmet": unmet} if unmet else {}),
         }
 
 

@@ -58,8 +58,8 @@ class Models:
       latest vote counts, then the first;
     - ``owners``: the concept that each of these models is of: of several the one with most votes for it, or the first
       of equal ones;
-    - ``lost``: the concepts that have no model of their own: they share that of another one, or their clusters never
-      updated the one that their clients choose;
+    - ``lost``: the concepts that have no model of their own: they share that of another one, their clusters never
+      updated the one that their clients choose, or it was retired;
     - ``duplicated``: models that were updated and are no concept's, and the concept that most of their votes are of.
       Models that were retired do not count; of joined ones the votes are those of the model that they went into.
     """
@@ -70,6 +70,7 @@ class Models:
     owners: Mapping[Key, Concept]
     lost: tuple[Concept, ...]
     duplicated: Mapping[Key, Concept]
+    retired: tuple[Key, ...] = ()
 
     def accuracy(self, met: Iterable[Met] | None = None) -> Share:
         """How many clients' rounds are right, of all or of these.
@@ -154,7 +155,7 @@ class Tally:
         owners = {key: max((c for c in concepts if of[c] == key), key=lambda c: rank(c, key)[0]) for key in of.values()}
         touched = {key for (_, key), found in votes.items() if found[2]}
         spare = [key for key in keys if key in touched and key not in owners and key not in self.retired]
-        lost = tuple(c for c in concepts if owners[of[c]] != c or not votes[c, of[c]][2])
+        lost = tuple(c for c in concepts if owners[of[c]] != c or not votes[c, of[c]][2] or of[c] in self.retired)
         return of, owners, lost, {key: max(concepts, key=lambda c: rank(c, key)[0]) for key in spare}
 
 
@@ -168,7 +169,7 @@ def models_of(lines: Iterable[Mapping[str, Any]]) -> Models | None:
     tally = Tally.empty()
     for record in records:
         tally = tally.after(record)
-    return Models(str(records[0].get("label", "concept")), met, *tally.owned())
+    return Models(str(records[0].get("label", "concept")), met, *tally.owned(), tally.retired)
 
 
 def order(concept: Concept) -> tuple[bool, Concept]:

@@ -74,7 +74,9 @@ def _whose(run: Run, models: Models) -> list[str]:
         shared = models.of[concept]
         name, owner = _name(run, models, concept), models.owners[shared]
         why = f"its clients train and update {shared} most often, which is that of {_name(run, models, owner)}"
-        if owner == concept:
+        if shared in models.retired:
+            why = f"{shared}, which its clients trained and updated most often, was retired"
+        elif owner == concept:
             why = f"its clients train {shared} most often, and none of its clusters ever updated that"
         said.append(f"{name} has no model of its own: {why}.")
     if len(models.lost) > LISTED:
@@ -183,6 +185,8 @@ def _each(runs: Runs) -> str:
 
 
 def _lost(models: Models, concept: Concept) -> str:
+    if models.of[concept] in models.retired:
+        return "retired"
     return "never updated by it" if models.owners[models.of[concept]] == concept else "shared"
 
 

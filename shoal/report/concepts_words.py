@@ -53,7 +53,25 @@ def _beside(name: str, numbers: Mapping[str, Any]) -> str:
 
 
 def lost_words(comparison: Mapping[str, Any]) -> str:
-    """For the first lines of the page: how many concepts have no model of their own, with whom; empty if all have."""
+    """For the first lines of the page: how many concepts have no model of their own, with whom, and which were never
+    met; empty if all have one."""
+    return "; ".join(words for words in (_lost_words(comparison), _unmet_words(comparison)) if words)
+
+
+def _unmet_words(comparison: Mapping[str, Any]) -> str:
+    """Which concepts were measured though no client met them, in any run."""
+    about = comparison.get("about", {})
+    names = dict.fromkeys(
+        _named(key.removeprefix("unmet."), about)
+        for variant in comparison["variants"].values()
+        for key in variant["numbers"]
+        if key.startswith("unmet.")
+    )
+    verb = "was" if len(names) == 1 else "were"
+    return f"{listed(list(names))} {verb} measured, but met by no client whose answer counted" if names else ""
+
+
+def _lost_words(comparison: Mapping[str, Any]) -> str:
     variants = {name: v["numbers"] for name, v in comparison["variants"].items()}
     some = {name: numbers for name, numbers in variants.items() if _total(numbers, "concepts_lost")}
     if not some:
@@ -85,10 +103,15 @@ def _which(numbers: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     stem = "own_model."
     names = []
     for key in (key for key, found in numbers.items() if key.startswith(stem) and found["mean"] < 1):
-        label, _, value = key.removeprefix(stem).partition("=")
-        known = about.get("names", {}).get(label, ())
-        names.append(str(known[int(value)]) if value.isdecimal() and int(value) < len(known) else f"{label} {value}")
+        names.append(_named(key.removeprefix(stem), about))
     return f" ({listed(names)})" if names else ""
+
+
+def _named(key: str, about: Mapping[str, Any]) -> str:
+    """What the concept of a key such as ``"concept=2"`` is called."""
+    label, _, value = key.partition("=")
+    known = about.get("names", {}).get(label, ())
+    return str(known[int(value)]) if value.isdecimal() and int(value) < len(known) else f"{label} {value}"
 
 
 def _total(numbers: Mapping[str, Any], key: str) -> int:

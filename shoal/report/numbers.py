@@ -368,6 +368,8 @@ def describe(key: str) -> Number:
         return Number(f"Final accuracy, {key.partition('.')[2]}", PERCENT, "")
     if key.startswith("own_model."):
         return Number(f"Model of its own, {key.partition('.')[2]}", FEW, "")
+    if key.startswith("unmet."):
+        return Number(f"Measured, but met by no client, {key.partition('.')[2]}", FEW, "")
     if key.startswith("over_targets."):
         name, _, statistic = key.removeprefix("over_targets.").rpartition(".")
         words, meaning = OVER_TARGETS.get(statistic, (statistic.replace("_", " "), ""))

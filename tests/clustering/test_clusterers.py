@@ -17,7 +17,7 @@ from shoal.clustering.base import Cloud, Clusterer, renumbered
 from shoal.clustering.density import radius
 from shoal.clustering.geometry import coordinates
 from shoal.clustering.own import clusterer_of
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, RunError
 from shoal.randomness import generator
 
 NUMBERED = ["kmeans", "agglomerative", "birch", "spectral"]
@@ -161,8 +161,14 @@ def test_a_clusterer_of_ones_own() -> None:
     assert not made("sklearn.mixture:GaussianMixture").estimator.__dict__.get("means_")
     with pytest.raises(ValueError, match=r"has fit_predict\(points\) as scikit-learn's; dict has not"):
         clusterer_of({})
-    with pytest.raises(ValueError, match=r"gave float64 of shape \(15, 2\) for 15 points"):
-        labels("test_clusterers:Wrong", points[:, :2])
+    for given, told in (
+        ("Wrong", r"method.clusterer: Wrong.fit_predict gave float64 of shape \(15, 2\) for 15 points"),
+        ("Words", r"gave <U1 of shape \(15,\) for 15 points; it must give a whole number for each"),
+        ("Nothing", r"gave float64 of shape \(15,\)"),
+        ("Raising", r"method.clusterer: Raising.fit_predict failed on 15 points: ZeroDivisionError: by zero"),
+    ):
+        with pytest.raises(RunError, match=told):
+            labels(f"test_clusterers:{given}", points[:, :2])
 
 
 class Halves:
@@ -176,6 +182,21 @@ class Halves:
         assert self.called == 1
         assert self.n_clusters == 2
         return (points[:, 0] > 0).astype(int)
+
+
+class Words:
+    def fit_predict(self, points: np.ndarray) -> np.ndarray:
+        return np.array(["a"] * len(points))
+
+
+class Nothing:
+    def fit_predict(self, points: np.ndarray) -> np.ndarray:
+        return np.full(len(points), np.nan)
+
+
+class Raising:
+    def fit_predict(self, points: np.ndarray) -> np.ndarray:
+        raise ZeroDivisionError("by zero")
 
 
 class Wrong:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from clustered_lab import Run, data_of, like, loss, perfect, play
 
 from shoal.clustering.births import columns
+from shoal.errors import ConfigError
+from shoal.setup import assemble, resolve_config
 
 NINE: dict[str, Any] = {"sizes": [12] * 9}
 
@@ -238,3 +241,17 @@ def test_numbers_of_other_models() -> None:
     assert found["matching/claimed"].tolist() == [False, False, True, False]
     assert set(found) == {"matching/usual", "matching/claimed"}
     assert columns(past, [])["matching/usual"].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"unused": 4}, "most, gap, agree and unused say when models are born"),
+        ({"gap": 0.2}, "most, gap, agree and unused say when models are born"),
+        ({"clusterer": "dbscan", "number": "fixed"}, "number: fixed, but this clusterer finds the number by itself"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings: dict[str, Any], told: str) -> None:
+    method = {"kind": "concept-matching", "concepts": 2, **settings}
+    with pytest.raises(ConfigError, match=told):
+        assemble(resolve_config({"stream": {"kind": "static", "clients": 4}, "method": method}))

@@ -280,6 +280,22 @@ def test_models_that_were_updated_and_are_nobodys_are_duplicates() -> None:
     assert retired.duplicated == {}
 
 
+def test_a_concept_whose_model_was_retired_is_lost() -> None:
+    rounds = [[met(0, "a", ("a", "a", 2)), met(1, "b", ("b", "b", 3))], [met(1, "b", ("b", "b", 3))]]
+    models = models_of(run(*rounds, retired={2: ["a"]}))
+    assert models is not None
+    assert (models.of, models.lost, models.retired) == ({0: "a", 1: "b"}, (0,), ("a",))
+    summary = Concepts.summarise(run(*rounds, retired={2: ["a"]}))
+    assert (summary["concepts_lost"], summary["own_model"]) == (1, {"concept=0": 0, "concept=1": 1})
+
+
+def test_a_concept_that_was_measured_and_never_met_is_told() -> None:
+    rounds = run([met(0, "a", ("a", "a", 2)), met(1, "b", ("b", "b", 3))])
+    measured = [{"round": 1, "metric": "accuracy", "value": 0.5, "concept": concept} for concept in (0, 1, 2)]
+    assert Concepts.summarise([*rounds, *measured])["unmet"] == {"concept=2": 1}
+    assert "unmet" not in Concepts.summarise([*rounds, *measured[:2]])
+
+
 def test_a_joined_model_counts_as_the_one_that_it_went_into() -> None:
     lines = run(
         [met(0, "c", ("c", "c", 2)), met(1, "b", ("b", "b", 1))],

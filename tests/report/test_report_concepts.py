@@ -151,6 +151,12 @@ def test_several_variants_and_seeds_in_words(tmp_path: Path) -> None:
     assert (table["ARI"], table["concepts lost"]) == ("0.833 ± 0", "1 ± 0")
 
 
+def test_a_concept_that_nobody_met_is_said_first(tmp_path: Path) -> None:
+    summary = {**ALL_OWN, "unmet": {"concept=1": 1}}
+    comparison = compare_runs(read(one(tmp_path / "x", summary=summary)))
+    assert lost_words(comparison) == "cats was measured, but met by no client whose answer counted"
+
+
 def test_seeds_of_one_variant(tmp_path: Path) -> None:
     folder = write_sweep(tmp_path / "x", {"cm": {}}, [0, 1, 2], **SETTING)
     (folder / "cm" / "2" / "summary.json").write_text(json.dumps({**ALL_OWN, "method": "concept-matching", "acc": 0.5}))

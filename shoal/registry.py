@@ -439,6 +439,8 @@ def build(part: str, settings: Mapping[str, Any], *args: Any, where: str = "", *
     except pydantic.ValidationError as error:
         raise explain(error, where, known, _schema(target)) from None
     own.update({name: getattr(checked, name) for name in plain})
+    if isinstance(target, type):
+        _check_base(target, target.__name__, part, where, settings["kind"])
     try:
         made = target(*args, **own, **more)
     except ValueError as error:
@@ -448,13 +450,15 @@ def build(part: str, settings: Mapping[str, Any], *args: Any, where: str = "", *
         if placed is None:
             raise
         raise ConfigError(placed) from error
-    if part in BASES and getattr(made, "part", None) != part:
-        # Better here than in the middle of the first round.
-        raise ConfigError(
-            f"{where}.kind: {settings['kind']} gives a {type(made).__name__}; "
-            f"a kind of {part} is a class derived from {BASES[part]}"
-        )
+    _check_base(made, type(made).__name__, part, where, settings["kind"])
     return made
+
+
+def _check_base(thing: Any, name: str, part: str, where: str, kind: str) -> None:
+    """Better here than in the middle of the first round."""
+    if part in BASES and getattr(thing, "part", None) != part:
+        said = f"a kind of {part} is a class derived from {BASES[part]}"
+        raise ConfigError(f"{where}.kind: {kind} gives a {name}; {said}")
 
 
 def _placed(text: str, part: str, where: str, known: typing.Container[str]) -> str | None:

@@ -83,7 +83,10 @@ def start_run(
         folder.prepare(dumped(setup.config), force)  # with what execution: auto was decided to be
         with going_on(path):
             _write_environment(folder, setup)
-            _go(setup, folder, None, progress or Quiet(), report, gathering)
+            progress = progress or Quiet()
+            for warning in setup.warnings:
+                progress.say(warning)
+            _go(setup, folder, None, progress, report, gathering)
     return folder
 
 

@@ -152,6 +152,11 @@ class Setup:
     selection: Selection
 
     @property
+    def warnings(self) -> list[str]:
+        """What makes the run's numbers better than they are; said before it begins, too."""
+        return [note for note in self.notes if note.startswith("warning: ")]
+
+    @property
     def notes(self) -> list[str]:
         """Remarks for the user, of the data, the models, the stream and the learner, each once."""
         models = [note for model in self.world.models.values() for note in model.notes]

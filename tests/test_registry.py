@@ -171,6 +171,8 @@ def test_faults_of_nested_parts_begin_with_their_path(changes: dict[str, Any], m
 class Talking:
     """Raises what it is told."""
 
+    part = "learner"
+
     def __init__(self, *, rate: float = 1.0, what: str = "", ours: bool = True) -> None:
         raise ConfigError(what) if ours else ValueError(what)
 

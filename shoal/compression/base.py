@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..bank import Entry, Key, Value
+from ..errors import ConfigError
 from ..messages import Assignment, Client, Part, Update, World
 from ..randomness import Moment
 from ..records import changed
@@ -97,6 +98,25 @@ class Compressed:
         shapes = space.shapes(entry.segments)
         whole = sum(int(np.prod(shape)) for shape in shapes)
         return shapes if whole == entry.vector.numel() else [(entry.vector.numel(),)]
+
+
+def try_compression(compression: Compression, kind: str) -> None:
+    """Sends a small change and reads it again; raises `ConfigError` for a compression that cannot do that. Better here
+    than with every update of the first round."""
+    start, vector = torch.zeros(8), torch.linspace(-1.0, 1.0, 8)
+    shapes, when, name = [(2, 3), (2,)], Moment(0, 1), f"local.compression: {kind}"
+    try:
+        message: Any = compression.encode(start, vector, shapes, {}, when, np.random.default_rng(0))[0]
+        made: Any = compression.decode(start, message, shapes, when)
+    except Exception as error:
+        raise ConfigError(f"{name} cannot send eight numbers: {type(error).__name__}: {error}") from error
+    good = isinstance(made, Tensor) and made.shape == (8,) and made.dtype == torch.float32
+    if not isinstance(message, bytes) or not good:
+        got = f"{tuple(made.shape)} {made.dtype}" if isinstance(made, Tensor) else type(made).__name__
+        raise ConfigError(
+            f"{name} made {got} of eight numbers, through {type(message).__name__}; encode gives bytes, and decode a "
+            f"float32 tensor of the vector's shape"
+        )
 
 
 def _can_be_sent(part: Part, entry: Entry) -> bool:

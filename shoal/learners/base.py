@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .. import registry
 from ..bank import Entry, Key, Value
-from ..compression.base import Compression
+from ..compression.base import Compression, try_compression
 from ..config import Local
 from ..messages import Client, Group, Part, World
 from ..randomness import Moment
@@ -113,6 +113,7 @@ class Learner:
             self.reads_reported = self.lr_schedule.reads_reported
         if local.compression is not None:
             self.compression = registry.build("compression", local.compression, where="local.compression")
+            try_compression(self.compression, str(local.compression["kind"]))
 
     def __init_subclass__(cls, **settings: Any) -> None:
         super().__init_subclass__(**settings)

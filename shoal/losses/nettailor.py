@@ -53,6 +53,7 @@ class NetTailorLoss(CrossEntropy):
         omega: str = "mean",
         label_smoothing: float = 0.0,
     ) -> Tensor:
+        _not_negative(complexity=complexity, teacher=teacher)
         if teacher:
             raise ConfigError(
                 f"local.loss_args.teacher: {teacher}, but there is no teacher; name the file of the fine-tuned "
@@ -80,6 +81,7 @@ class NetTailorLoss(CrossEntropy):
     ) -> Tensor:
         """All three terms."""
         _check(omega)
+        _not_negative(complexity=complexity, teacher=teacher)
         tail = _tail(module)
         with tail.seeing(locally=omega == "mean") as seen:
             logits = module(x)
@@ -91,6 +93,12 @@ class NetTailorLoss(CrossEntropy):
 def _check(omega: str) -> None:
     if omega not in OMEGAS:
         raise ConfigError(f"local.loss_args.omega: mean (the authors' code) or sum (the paper); got {omega!r}")
+
+
+def _not_negative(**weights: float | None) -> None:
+    for name, weight in weights.items():
+        if weight is not None and weight < 0:
+            raise ConfigError(f"local.loss_args.{name}: a weight is 0 or more; got {weight}")
 
 
 def _tail(module: nn.Module) -> Tail:

@@ -137,6 +137,8 @@ def decomposed(
     two layers share, and for convolutions that are not padded with zeros.
     """
     made = build_network(network, shape, outputs)
+    if any(isinstance(layer, Factored) for layer in made.modules()):
+        raise ValueError("network: is decomposed already; name the network itself, such as {kind: lenet}")
     _factor(made, parts)
     found = Decomposed(made)
     found.notes = tuple(getattr(made, "notes", ()))

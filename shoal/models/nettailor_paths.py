@@ -37,9 +37,10 @@ def remaining(every: Paths, kept: Paths) -> dict[int, list[int]]:
     unknown = {b: s for b, sources in kept.items() for s in sources if s not in every.get(b, ())}
     if unknown:
         block, source = next(iter(unknown.items()))
+        what = "tailored block" if source == OWN else f"proxy from activation {source}"
         raise ValueError(
-            f"paths: block {block} has no source {source} with this backbone, skips and first_tailored_block; it has "
-            f"{list(every.get(block, ()))}"
+            f"prune: the trained file has a {what} at block {block}, and this model has none there; it was trained "
+            f"with another backbone, skips or first_tailored_block"
         )
     return {block: [s for s in sources if s in kept.get(block, ())] for block, sources in every.items()}
 
@@ -91,6 +92,8 @@ def kept_paths(weights: str | None, threshold: float, blocks: int) -> dict[str, 
         if OWN in raw:
             own[block] = alphas[order.index(OWN)]
         kept[block] = [s for s, a in zip(order, alphas, strict=True) if s == OWN or a > threshold]
+    if blocks > len(own):
+        raise ConfigError(f"model.prune_blocks: {weights} has {len(own)} frozen blocks beside proxies; got {blocks}")
     for block in sorted(own, key=lambda block: (own[block], block))[:blocks]:
         kept[block].remove(OWN)
     return {str(block): sorted(sources) for block, sources in kept.items()}

@@ -12,12 +12,13 @@ from shoal import registry
 from shoal.bank import Entry
 from shoal.checks.case import Case, Run, require_clean
 from shoal.checks.standin import NORMED
-from shoal.compression.base import Compressed
+from shoal.compression.base import Compressed, Compression
 from shoal.compression.topk import TopK
 from shoal.config import Execution
 from shoal.errors import ConfigError
 from shoal.messages import Assignment, Client, Part, Update
 from shoal.randomness import Moment
+from shoal.setup import assemble, resolve_config
 
 TOPK: dict[str, Any] = {"kind": "topk", "share": 0.2}
 QSGD: dict[str, Any] = {"kind": "qsgd", "bits": 4, "bucket": 16}
@@ -225,3 +226,38 @@ def test_an_unknown_kind_is_refused_with_the_nearest_name() -> None:
 def test_a_kind_of_ones_own_must_be_a_compression() -> None:
     with pytest.raises(ConfigError, match=r"derived from shoal\.compression\.base:Compression"):
         Case().setup(local={"compression": {"kind": "shoal.bank:Buffers"}})
+
+
+class Unfinished(Compression):
+    """Says neither half."""
+
+
+class Longer(Unfinished):
+    """Makes more numbers than there were."""
+
+    def encode(self, *given: Any) -> Any:
+        return b"", {}
+
+    def decode(self, start: torch.Tensor, *given: Any) -> torch.Tensor:
+        return torch.cat([start, start])
+
+
+class Stranger:
+    """Is no compression, and cannot be made either."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (Unfinished, r"local.compression: \S+:Unfinished cannot send eight numbers: NotImplementedError"),
+        (Longer, r"made \(16,\) torch.float32 of eight numbers, through bytes; encode gives bytes"),
+        (Stranger, r"local.compression.kind: \S+:Stranger gives a Stranger; a kind of compression is a class derived"),
+    ],
+)
+def test_a_kind_of_ones_own_is_tried_before_any_training(kind: type, told: str) -> None:
+    local = {"compression": {"kind": f"{__name__}:{kind.__name__}"}}
+    with pytest.raises(ConfigError, match=told):
+        assemble(resolve_config({"stream": {"kind": "static", "clients": 2}, "local": local}))

@@ -239,6 +239,12 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], said: st
         resolve_model({"kind": "decomposed", **settings})
 
 
+def test_what_is_decomposed_already_is_no_network() -> None:
+    inner = {"kind": "decomposed", "network": {"kind": "mlp", "hidden": [4]}}
+    with pytest.raises(ConfigError, match="is decomposed already"):
+        build_models(resolve_model({"kind": "decomposed", "network": inner}), (5,), 2, (), 0)
+
+
 def test_a_plain_model_has_no_layout() -> None:
     with pytest.raises(ValueError, match="not decomposed"):
         Layout.of(ParameterSpace(nn.Linear(2, 2)))

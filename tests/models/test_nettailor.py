@@ -368,6 +368,18 @@ def test_a_first_block_that_is_pruned_is_not_computed(tmp_path: Path) -> None:
     assert module(rows(2, 5)).shape == (2, 3)
 
 
+def test_more_blocks_than_there_are_cannot_be_pruned(tmp_path: Path) -> None:
+    _, file = trained(tmp_path, {"1.own": -5.0}, skips=2)
+    with pytest.raises(ConfigError, match=r"model.prune_blocks: .* has 4 frozen blocks beside proxies; got 5"):
+        kept_paths(file, 0.1, 5)
+
+
+def test_a_file_that_was_trained_with_other_skips_is_named_so(tmp_path: Path) -> None:
+    _, file = trained(tmp_path, {}, skips=3)
+    with pytest.raises(ConfigError, match=r"proxy from activation 0 at block 3, .* another backbone, skips or first_"):
+        models_of(backbone=PLAIN, skips=2, prune=0.0, weights=file)
+
+
 # ---- what is wrong --------------------------------------------------------------------------------------------------
 
 

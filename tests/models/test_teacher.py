@@ -18,6 +18,7 @@ from shoal.engine.kernel import Kernel
 from shoal.engine.plan import plan
 from shoal.errors import ConfigError
 from shoal.losses import Beside, loss_of
+from shoal.losses.nettailor import NetTailorLoss
 from shoal.messages import Client
 from shoal.models.base import Model, set_mode
 from shoal.models.factory import build_models, made, resolve_backbone, resolve_model
@@ -151,6 +152,12 @@ def test_other_networks_are_refused(settings: dict[str, Any], outputs: int, mess
     shape = (1, 8, 8) if settings["kind"] == "resnet20" else (VALUES,)
     with pytest.raises(ConfigError, match=message):
         build_teacher(resolve_backbone(settings), shape, outputs, teacher_file, None, 1)
+
+
+@pytest.mark.parametrize("args", [{"complexity": -1.0}, {"teacher": -5.0}])
+def test_weights_below_zero_are_refused(args: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=r"local.loss_args.\w+: a weight is 0 or more; got -"):
+        NetTailorLoss()(nn.Linear(2, 2), torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64), **args)
 
 
 # ---- Omega ----------------------------------------------------------------------------------------------------------

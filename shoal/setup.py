@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -156,7 +157,7 @@ class Setup:
         """What makes the run's numbers better than they are; said before it begins, too."""
         return [note for note in self.notes if note.startswith("warning: ")]
 
-    @property
+    @functools.cached_property  # rows are compared with those of a pre-training: once for a run
     def notes(self) -> list[str]:
         """Remarks for the user, of the data, the models, the stream and the learner, each once."""
         models = [note for model in self.world.models.values() for note in model.notes]

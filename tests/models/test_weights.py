@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import pickle
+import time
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from shoal.models.mlp import mlp
 from shoal.models.resnet import resnet20
 from shoal.models.resnet18 import resnet18
 from shoal.models.vgg import vgg11
-from shoal.models.weights import Weights, locate
+from shoal.models.weights import Weights, check_weights, locate
 from shoal.randomness import generator
 
 HERE = __name__
@@ -408,6 +410,26 @@ def test_the_content_is_part_of_the_configuration(tmp_path):
             use(settings)
     with pytest.raises(ConfigError, match=r"model.weights_sha256: is of a file in model.weights, which is not set"):
         resolve_model({**NET, "weights_sha256": "0"})
+
+
+def test_a_file_with_the_times_and_the_size_of_the_old_one_is_another_file(tmp_path):
+    path = tmp_path / "w.safetensors"
+    for moment in (time.time_ns(), 10**18):  # a second write within the clock's tick, and one that was dated back
+        for seed in range(20):
+            save_file(net(seed=seed).state_dict(), path)
+            os.utime(path, ns=(moment, moment))
+            assert check_weights(str(path)) == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_file_that_lies_still_is_digested_once(tmp_path, monkeypatch):
+    path = tmp_path / "w.safetensors"
+    save_file(net().state_dict(), path)
+    digest = check_weights(str(path))
+    now = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now + 10**10)
+    assert check_weights(str(path)) == digest  # kept from here on
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+    assert check_weights(str(path)) == digest
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ class Chain:
 
     space: ParameterSpace
     row_step: int = 1
-    """With a multiple of so many rows, the numbers of each client begin at a multiple of `ALIGNED` everywhere."""
+    """With a multiple of so many rows, the numbers of each client begin at a multiple of `ALIGNED` where they must."""
     coupled: bool = False
     """Whether a row's output depends on the other rows of its batch."""
     exact: bool = False
@@ -121,14 +121,19 @@ class Chain:
         """What `backward` must write where only these slices of the vectors are trained."""
         raise NotImplementedError
 
-    def forward(self, vectors: Tensor, x: Tensor, how: Pass, kept: list[Tensor] | None = None) -> Tensor:
+    def opened(self, vectors: Tensor) -> Any:
+        """The parameters in vectors, or their gradients, as `forward`, `backward` and `descend` take them; the same
+        memory. Made once for many steps."""
+        return vectors
+
+    def forward(self, vectors: Any, x: Tensor, how: Pass, kept: list[Tensor] | None = None) -> Tensor:
         """The outputs ``[clients, rows, outputs]``. ``kept`` is filled for `backward`."""
         raise NotImplementedError
 
     def backward(
         self,
-        vectors: Tensor,
-        gradients: Tensor,
+        vectors: Any,
+        gradients: Any,
         kept: list[Tensor],
         d: Tensor,
         how: Pass,
@@ -143,7 +148,7 @@ class Chain:
         """
         raise NotImplementedError
 
-    def descend(self, vectors: Tensor, kept: list[Tensor], d: Tensor, how: Pass, rate: float | Tensor) -> None:
+    def descend(self, vectors: Any, kept: list[Tensor], d: Tensor, how: Pass, rate: float | Tensor) -> None:
         """As `backward`, but subtracts the gradients times the rate (one number, or a column ``[clients, 1]``) from the
         vectors at once, without writing them."""
         raise NotImplementedError

@@ -7,6 +7,8 @@ a setting that enters the arithmetic in another precision as a tensor is always 
 
 from __future__ import annotations
 
+import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +19,12 @@ from ..placing import placed
 from ..records import changed
 from ..requests import Fit
 from ..terms import Hold, Lasso, Pull, Shift
+from .batches import Scratch
 from .products import ALIGNED
 
+LONG = 2**13
+"""Inner products of vectors with so many numbers are taken one after another on a CPU: one call for all of them would
+write the products down first."""
 VARYING = ("lr", "momentum", "weight_decay", "clip")
 """Settings of the local optimiser that may differ inside a stack."""
 KNOWN_TERMS = (Shift, Pull, Hold, Lasso)
@@ -28,6 +34,22 @@ KNOWN_TERMS = (Shift, Pull, Hold, Lasso)
 def blank(count: int, size: int, device: torch.device) -> Tensor:
     """Zeros ``[count, size]``, each row of which begins at a multiple of `ALIGNED`."""
     return torch.zeros(count, -(-size // ALIGNED) * ALIGNED, device=device)[:, :size]
+
+
+class Memory(threading.local):
+    """Memory that the stacks of a thread use one after another: every page of fresh memory would be cleared first."""
+
+    MOST = 2**24
+    """Bytes up to which it is kept."""
+
+    def __init__(self) -> None:
+        self._kept = Scratch()
+
+    def room(self, name: str, count: int, size: int, device: torch.device) -> Tensor:
+        """``[count, size]`` as `blank`, with any numbers; what was there under this name before is overwritten."""
+        shape = count, -(-size // ALIGNED) * ALIGNED
+        kept = device.type == "cpu" and 4 * math.prod(shape) <= self.MOST
+        return (self._kept.take(name, shape, device) if kept else torch.empty(shape, device=device))[:, :size]
 
 
 def stacked(vectors: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -80,5 +102,7 @@ def cut(term: Any, count: int) -> Any:
 
 def dots(a: Tensor, b: Tensor) -> Tensor:
     """The inner product of each row of ``a`` with the row of ``b``."""
+    if a.device.type == "cpu" and a.shape[-1] >= LONG:
+        return torch.stack([torch.dot(x, y) for x, y in zip(a, b, strict=True)])
     found: Tensor = torch.linalg.vecdot(a, b)
     return found

@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from ..models.base import Dropout, Model
 from ..parameters import ParameterSpace, frozen_modules, is_under
 from ..placing import placed
 from .chain import Chain, Masks, Pass, is_hooked
-from .products import ALIGNED, add_product, add_product_, gelu, gelu_back, product
+from .products import ALIGNED, add_product, add_product_, gelu, gelu_back, product, room, roomy
 from .rows import Rows
 
 if TYPE_CHECKING:
@@ -37,6 +37,14 @@ class Layer:
     """Where the layer's parameters lie in the vector; nowhere (0 to 0) for constants."""
 
 
+class Opened(NamedTuple):
+    """The numbers of a layer for all clients: ``[clients, outputs, inputs]`` and ``[clients, 1, outputs]``, or those of
+    a constant without the first extent."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
 class Dense(Chain):
     """The stacked forward and backward pass of a chain of linear layers."""
 
@@ -48,8 +56,9 @@ class Dense(Chain):
         self.frozen, self.layers = tuple(layers[:count]), tuple(layers[count:])
         self.dropouts = tuple(dropouts)
         """All of the module, in its order: their masks are drawn by their place in it."""
-        widths = [extent for layer in (*self.frozen, *self.layers) for extent in self._shape(layer)]
-        self.row_step = ALIGNED // math.gcd(ALIGNED, *widths)
+        # Of the inputs alone: what is worked out of them is given room.
+        self.row_step = ALIGNED // math.gcd(ALIGNED, self._shape(layers[0])[1])
+        self._frozen = [self._opened(layer, torch.empty(0)) for layer in self.frozen]
 
     def on(self, device: torch.device) -> Dense:
         """The same with its constants on a device."""
@@ -86,16 +95,22 @@ class Dense(Chain):
         widths = [{id(module): self._shape(layer)[:1] for module in layer.after} for layer in self.layers]
         return [next((of[id(dropout)] for of in widths if id(dropout) in of), None) for dropout in self.dropouts]
 
-    def _value(self, vectors: Tensor, what: str | Tensor) -> Tensor:
-        return self.space.view(vectors, what) if isinstance(what, str) else what
+    def opened(self, vectors: Tensor) -> list[Opened]:
+        """See `Chain`."""
+        return [self._opened(layer, vectors) for layer in self.layers]
 
-    def _linear(self, layer: Layer, vectors: Tensor, x: Tensor) -> Tensor:
-        weight = self._value(vectors, layer.weight)
+    def _opened(self, layer: Layer, vectors: Tensor) -> Opened:
+        weight, bias = (
+            self.space.view(vectors, what) if isinstance(what, str) else what for what in (layer.weight, layer.bias)
+        )
+        assert weight is not None
+        return Opened(weight, None if bias is None else bias.unsqueeze(-2))
+
+    def _linear(self, layer: Opened, x: Tensor) -> Tensor:
         # A product for each client, of a shared weight too: with all rows in one, bits would depend on how many.
-        weight = weight.expand(len(x), -1, -1).transpose(1, 2)
-        if layer.bias is None:
-            return product(x, weight)
-        return add_product(_rowwise(self._value(vectors, layer.bias)), x, weight)
+        weight = layer.weight.expand(len(x), -1, -1).transpose(1, 2)
+        into = room(x, x.shape[1], weight.shape[2])
+        return product(x, weight, into) if layer.bias is None else add_product(layer.bias, x, weight, into)
 
     def source(self, kernel: Kernel, rows: Sequence[Tensor], again: bool) -> _Rows:
         """See `Chain`."""
@@ -103,18 +118,18 @@ class Dense(Chain):
 
     def lead(self, x: Tensor) -> Tensor:
         """The frozen first layers: ``[clients, rows, features]`` to what `forward` takes."""
-        for layer in self.frozen:
-            x = self._linear(layer, x, x)
+        for layer, own in zip(self.frozen, self._frozen, strict=True):
+            x = self._linear(own, x)
             for module in layer.after:
                 x = self._after(module, x, (), None)
         return x
 
-    def forward(self, vectors: Tensor, x: Tensor, how: Pass, kept: list[Tensor] | None = None) -> Tensor:
+    def forward(self, vectors: Sequence[Opened], x: Tensor, how: Pass, kept: list[Tensor] | None = None) -> Tensor:
         """See `Chain`; from what `lead` gave."""
-        for layer in self.layers:
+        for layer, own in zip(self.layers, vectors, strict=True):
             if kept is not None:
                 kept.append(x)
-            x = self._linear(layer, vectors, x)
+            x = self._linear(own, x)
             for module in layer.after:
                 x = self._after(module, x, how.masks, kept)
         return x
@@ -122,11 +137,11 @@ class Dense(Chain):
     def _after(self, module: nn.Module, x: Tensor, masks: Masks, kept: list[Tensor] | None) -> Tensor:
         if isinstance(module, Dropout):
             mask = masks[self.dropouts.index(module)] if masks else None
-            return x if mask is None else x * mask
+            return x if mask is None else roomy(x * mask)
         if isinstance(module, nn.GELU):
             if kept is not None:
                 kept.append(x)
-            return gelu(x, module.approximate)
+            return roomy(gelu(x, module.approximate))
         x = torch.relu_(x) if isinstance(module, nn.ReLU) else torch.tanh_(x)
         if kept is not None:
             kept.append(x)
@@ -138,8 +153,8 @@ class Dense(Chain):
 
     def backward(
         self,
-        vectors: Tensor,
-        gradients: Tensor,
+        vectors: Sequence[Opened],
+        gradients: Sequence[Opened],
         kept: list[Tensor],
         d: Tensor,
         how: Pass,
@@ -150,57 +165,59 @@ class Dense(Chain):
         lowest = 0 if wanted is None else list(wanted).index(True)
         for place, here, h in self._backward(vectors, kept, d, how, lowest):
             if wanted is None or wanted[place]:
-                both = (here, h) if power == 1 else (here.pow(power), h.pow(power))
-                self._write(self.layers[place], gradients, *both)
+                both = (here, h) if power == 1 else (roomy(here.pow(power)), roomy(h.pow(power)))
+                self._write(self.layers[place], gradients[place], *both)
 
-    def descend(self, vectors: Tensor, kept: list[Tensor], d: Tensor, how: Pass, rate: float | Tensor) -> None:
+    def descend(
+        self, vectors: Sequence[Opened], kept: list[Tensor], d: Tensor, how: Pass, rate: float | Tensor
+    ) -> None:
         """See `Chain`. The rate goes to the few numbers of ``d``, where one number gives the bits of a column."""
         by = rate.unsqueeze(-1) if isinstance(rate, Tensor) else rate
         for place, here, h in self._backward(vectors, kept, d, how, 0):
-            layer = self.layers[place]
+            layer, own = self.layers[place], vectors[place]
             if not isinstance(layer.weight, str):
                 continue
-            away = here * -by
-            add_product_(self.space.view(vectors, layer.weight), away.transpose(1, 2), h)
-            if isinstance(layer.bias, str):
-                self.space.view(vectors, layer.bias).add_(away.sum(1))
+            away = here.mul_(-by)
+            add_product_(own.weight, away.transpose(1, 2), h)
+            if own.bias is not None and isinstance(layer.bias, str):
+                own.bias.add_(away.sum(1, keepdim=True))
 
     def _backward(
-        self, vectors: Tensor, kept: list[Tensor], d: Tensor, how: Pass, lowest: int
+        self, vectors: Sequence[Opened], kept: list[Tensor], d: Tensor, how: Pass, lowest: int
     ) -> Iterator[tuple[int, Tensor, Tensor]]:
         """From the last layer to the ``lowest``: the derivative by its outputs, and its inputs. What comes next has
-        been worked out by then, so that the layer may be changed."""
+        been worked out by then, so that the layer, and what was given, may be changed."""
+        d = roomy(d)
         for place in range(len(self.layers) - 1, lowest - 1, -1):
             layer = self.layers[place]
             for module in reversed(layer.after):
                 d = self._back(module, d, how.masks, kept)
             here = d
             if place > lowest:
-                weight = self._value(vectors, layer.weight)
-                d = product(d, weight.expand(len(d), -1, -1))
+                weight = vectors[place].weight
+                d = product(d, weight.expand(len(d), -1, -1), room(d, d.shape[1], weight.shape[-1]))
             yield place, here, kept.pop()
 
-    def _write(self, layer: Layer, gradients: Tensor, d: Tensor, h: Tensor) -> None:
+    def _write(self, layer: Layer, gradients: Opened, d: Tensor, h: Tensor) -> None:
         if not isinstance(layer.weight, str):
             return
-        product(d.transpose(1, 2), h, self.space.view(gradients, layer.weight))
-        if isinstance(layer.bias, str):
-            torch.sum(d, 1, out=self.space.view(gradients, layer.bias))
+        product(d.transpose(1, 2), h, gradients.weight)
+        if gradients.bias is not None and isinstance(layer.bias, str):
+            torch.sum(d, 1, keepdim=True, out=gradients.bias)
 
     def _back(self, module: nn.Module, d: Tensor, masks: Masks, kept: list[Tensor]) -> Tensor:
         if isinstance(module, Dropout):
             mask = masks[self.dropouts.index(module)] if masks else None
-            return d if mask is None else d * mask
+            return d if mask is None else d.mul_(mask)
         x = kept.pop()
-        found: Tensor
         if isinstance(module, nn.ReLU):
-            found = torch.ops.aten.threshold_backward(d, x, 0)
+            torch.ops.aten.threshold_backward.grad_input(d, x, 0, grad_input=d)
         elif isinstance(module, nn.Tanh):
-            found = torch.ops.aten.tanh_backward(d, x)
+            torch.ops.aten.tanh_backward.grad_input(d, x, grad_input=d)
         else:
             assert isinstance(module, nn.GELU)
-            found = gelu_back(d, x, module.approximate)
-        return found
+            d = roomy(gelu_back(d, x, module.approximate))
+        return d
 
 
 class _Rows(Rows):
@@ -217,11 +234,6 @@ class _Rows(Rows):
         x, y = super().take(at)
         # The frozen layers are done with the batch: once for all rows would be cheaper, but see `Dense._linear`.
         return self.dense.lead(x), y
-
-
-def _rowwise(bias: Tensor) -> Tensor:
-    """``[clients, 1, outputs]``, or ``[1, outputs]`` of a bias that all share."""
-    return bias.unsqueeze(-2)
 
 
 def _named(space: ParameterSpace, part: str | Tensor | None) -> Hashable:

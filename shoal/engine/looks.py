@@ -46,7 +46,7 @@ def evaluate(kernel: Kernel, chain: Chain, requests: Sequence[Evaluate]) -> list
     rows = _Rows(kernel, chain, [request.rows for request in requests])
     count = len(requests[0].models)
     models = [[request.models[k] for request in requests] for k in range(count)]
-    vectors = [stacked([served.vector for served in each], kernel.device) for each in models]
+    vectors = [chain.opened(stacked([served.vector for served in each], kernel.device)) for each in models]
     how = [Pass(statistics=chain.statistics(each).to(kernel.device)) for each in models]
     sums = torch.zeros(2, count, len(requests), dtype=torch.float64, device=kernel.device)
     for x, y, real in rows.blocks(EVALUATION_ROWS):
@@ -67,9 +67,9 @@ def gradient(kernel: Kernel, chain: Chain, requests: Sequence[Gradient]) -> list
     first = requests[0]
     loss = loss_of(first.loss or kernel.loss)
     rows = _Rows(kernel, chain, [request.rows for request in requests])
-    vectors = stacked([request.at.vector for request in requests], kernel.device)
+    vectors = chain.opened(stacked([request.at.vector for request in requests], kernel.device))
     result, part = (blank(len(requests), chain.space.size, kernel.device) for _ in range(2))
-    by_row = first.per == "row"
+    by_row, into = first.per == "row", chain.opened(part)
     for x, y, real in rows.blocks(most_rows(first)):
         kept: list[Tensor] = []
         _, d = loss.derivative(chain.forward(vectors, x, Pass(), kept), y, **first.loss_args)
@@ -77,7 +77,7 @@ def gradient(kernel: Kernel, chain: Chain, requests: Sequence[Gradient]) -> list
         counts = real.sum(1, keepdim=True)
         if not by_row:
             d.div_(counts.clamp(min=1).unsqueeze(-1))
-        chain.backward(vectors, part, kept, d, Pass(), power=first.power if by_row else 1)
+        chain.backward(vectors, into, kept, d, Pass(), power=first.power if by_row else 1)
         if by_row:
             result.add_(part)
         else:

@@ -17,6 +17,17 @@ _VECTORS = 64
 """A multiple of the numbers that elementwise functions do at once."""
 
 
+def room(like: Tensor, rows: int, width: int) -> Tensor:
+    """Memory for ``[clients, rows, width]``, in which the numbers of each client begin at a multiple of `ALIGNED`."""
+    each = -(-rows * width // ALIGNED) * ALIGNED
+    return torch.empty(len(like), each, dtype=like.dtype, device=like.device)[:, : rows * width].view(-1, rows, width)
+
+
+def roomy(x: Tensor) -> Tensor:
+    """``x`` ``[clients, rows, width]`` in such memory: itself, or a copy."""
+    return x if len(x) == 1 or x.stride(0) % ALIGNED == 0 else room(x, *x.shape[1:]).copy_(x)
+
+
 def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """``a @ b`` of each client: ``[clients, n, k]`` and ``[clients, k, m]``."""
     if len(a) > 1 or not _is_thin(a, b):
@@ -25,11 +36,12 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.bmm(a, b)[:1] if out is None else out.copy_(torch.bmm(a, b, out=_two_like(out))[:1])
 
 
-def add_product(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def add_product(bias: Tensor, a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """``bias + a @ b`` of each client; ``bias`` is ``[clients, 1, m]``, or ``[1, m]`` for all."""
     if len(a) == 1 and _is_thin(a, b):
-        return torch.baddbmm(bias.expand(2, 1, -1), a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
-    return torch.baddbmm(bias, a, b)
+        bias, a, b = bias.expand(2, 1, -1), a.expand(2, -1, -1), b.expand(2, -1, -1)
+        return out.copy_(torch.baddbmm(bias, a, b, out=_two_like(out))[:1])
+    return torch.baddbmm(bias, a, b, out=out)
 
 
 def add_product_(out: Tensor, a: Tensor, b: Tensor) -> None:

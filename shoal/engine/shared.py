@@ -8,10 +8,11 @@ take turns: they are there to keep each run's place in its loop, and at the same
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from ..messages import Job, Outcome
+from .base import Engine
 from .features import Kept
 from .program import Running, Stopped, Train
 from .stacked import Stacked, answer_all
@@ -92,6 +93,9 @@ class Companion(Stacked):
         except Stopped:
             raise KeyboardInterrupt from None
         return [program.outcome() for program in programs]
+
+    def stream(self, train: Train, jobs: Sequence[Job], most: int) -> Generator[Outcome, None, None]:
+        return Engine.stream(self, train, jobs, most)  # all of `run` at once: others wait for it
 
     def describe(self) -> str:
         others = self.companions - 1

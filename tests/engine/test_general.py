@@ -128,7 +128,8 @@ def agree(of: Model, gap: float = 1e-5, **fit: Any) -> None:
     assert len(odd) <= 1, odd
     if odd:
         again = disagree(of, gap, 77, **fit)
-        assert not set(odd) & set(again) and len(again) <= 1, (odd, again)
+        assert len(again) <= 1, again
+        assert not set(odd) & set(again), (odd, again)
 
 
 def disagree(of: Model, gap: float, seed: int, **fit: Any) -> dict[int, str]:

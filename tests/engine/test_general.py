@@ -181,10 +181,13 @@ def test_terms_an_anchor_kept_moments_and_a_single_segment(name: str) -> None:
         shift = torch.from_numpy(rng.normal(size=of.space.size)).float()
         return {"terms": (Shift(0.01 * shift), Pull(0.1 * (1 + client.id), start.vector))}
 
+    def anchor(client: Client, start: Any) -> dict[str, Any]:
+        draw = np.random.default_rng(client.id).normal(size=of.space.size)
+        return {"anchor": start.vector + 0.1 * torch.from_numpy(draw).float()}
+
     agree(of, optimizer=Optimizer(lr=0.05), given=terms)
-    anchor = of.initial(np.random.default_rng(1)).vector
     # The buffers follow the batches once, though each batch passes twice.
-    agree(of, optimizer=Optimizer(lr=0.05), anchor=anchor)
+    agree(of, optimizer=Optimizer(lr=0.05), given=anchor)
     agree(of, optimizer=Optimizer(lr=0.05, momentum=0.9), slots={})
     agree(of, optimizer=Optimizer(lr=0.05), segments=("classifier",))
 

@@ -45,7 +45,7 @@ PATIENCE = 600.0
 WORKLOADS: dict[str, tuple[dict[str, Any], int]] = {
     "cnn": ({"model": "cnn", "clients": 100, "sampled": 10, "shape": (32, 32, 3), "lr": 0.05}, 10),
     "simple_cnn": ({"model": "simple_cnn", "clients": 100, "sampled": 50, "shape": (32, 32, 3), "lr": 0.05}, 1),
-    "mlp": ({"model": "mlp", "clients": 1000, "sampled": 50, "shape": (784,)}, 10),
+    "mlp": ({"model": "mlp", "clients": 1000, "sampled": 50, "shape": (784,)}, 40),
 }
 """What is played, and how many rounds a turn has."""
 SHOAL: dict[str, dict[str, Any]] = {

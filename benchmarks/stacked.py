@@ -1,4 +1,4 @@
-"""What stacking gives: rounds of small dense models, stacked against serial and against two workers.
+"""What stacking gives: rounds of small dense models, stacked by one thread and by two against serial and two workers.
 
 All engines play the same rounds of the same federation through the whole of Shoal: selection, assignment, named
 randomness, screening, merging. The order alternates, the times of one repetition are made into a ratio, and the median
@@ -26,7 +26,13 @@ from shoal.setup import Setup, assemble, resolve_config
 
 NETS = {"64-64-10": (64, 64, 50, 10), "784-100-10": (784, 100, 50, 10)}
 """Inputs, hidden units, rows of a client, batch size; one epoch a round."""
-ENGINES = {"stacked": Execution(kind="stacked"), "serial": Execution(kind="serial"), "workers": Execution(workers=2)}
+ENGINES = {
+    "serial": Execution(kind="serial"),
+    "stacked": Execution(kind="stacked", workers=1),
+    "workers": Execution(workers=2),
+    "stacked by two": Execution(kind="stacked", workers=2),
+}
+PAIRS = (("serial", "stacked"), ("workers", "stacked by two"))
 
 
 def set_up(net: str, clients: int) -> Setup:
@@ -64,7 +70,7 @@ class Player:
 
 
 def compare(net: str, clients: int, repetitions: int, seconds: float) -> dict[str, Any]:
-    """Ratios of time, others / stacked, and the microseconds of one client and round."""
+    """Ratios of time, one by one with as many threads, and the microseconds of one client and round."""
     players = {name: Player(set_up(net, clients), execution) for name, execution in ENGINES.items()}
     rounds = max(1, round(seconds / players["serial"].seconds(1)))
     times: list[dict[str, float]] = []
@@ -72,9 +78,9 @@ def compare(net: str, clients: int, repetitions: int, seconds: float) -> dict[st
         order = list(players) if repetition % 2 else list(players)[::-1]
         times.append({name: players[name].seconds(rounds) for name in order})
     found: dict[str, Any] = {}
-    for other in ("serial", "workers"):
-        ratios = sorted(t[other] / t["stacked"] for t in times)
-        found[f"{other} / stacked"] = [round(r, 2) for r in (statistics.median(ratios), ratios[0], ratios[-1])]
+    for other, ours in PAIRS:
+        ratios = sorted(t[other] / t[ours] for t in times)
+        found[f"{other} / {ours}"] = [round(r, 2) for r in (statistics.median(ratios), ratios[0], ratios[-1])]
     for name in ENGINES:
         found[f"{name}, us"] = round(statistics.median(t[name] for t in times) / rounds / clients * 1e6, 1)
     return found

@@ -107,6 +107,9 @@ def main(folder: str) -> None:
     )
     if takes.turns is not None:
         takes.turns.end(**given.ended(net.module))
+    # A process that ends while the other one is at work may abort, and torchrun then ends both.
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

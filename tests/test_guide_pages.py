@@ -34,6 +34,7 @@ def configurations(page: str) -> dict[str, dict[str, Any]]:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the blocks of each page as one module, under the names that the pages use, and their YAML files."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)  # as where Python is started in this folder
     for page, module, count in (("new-method.md", "my_parts", 6), ("new-stream.md", "my_streams", 3)):
         found = blocks(page, "python")
         assert len(found) == count

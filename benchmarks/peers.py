@@ -229,7 +229,10 @@ class Case:
     def ratio(self, other: str, base: str = "shoal", processor: bool = False) -> list[float]:
         """Time of one / time of another in the same repetition: median, lowest, highest."""
         times = self.processor if processor else self.seconds
-        ratios = sorted(a / b for a, b in zip(times[other], times[base], strict=True))
+        least = 1 / os.sysconf("SC_CLK_TCK")  # processor time is counted in such ticks, and may be none
+        ratios = sorted(
+            a / max(b, least) if processor else a / b for a, b in zip(times[other], times[base], strict=True)
+        )
         return [round(r, 3) for r in (statistics.median(ratios), ratios[0], ratios[-1])]
 
     @property

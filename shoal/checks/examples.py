@@ -71,7 +71,7 @@ EXAMPLES: dict[tuple[str, str], list[Example]] = {
     ],
     ("method", "local"): [Example({"initial": "own"})],
     ("method", "pens"): [
-        Example({"drawn_peers": 2, "best": 1, "selection_rounds": 1, "reselect_every": 2}),
+        Example({"drawn_peers": 2, "best": 1, "selection_rounds": 2, "reselect_every": 3}),
         Example({"drawn_peers": 2, "best": 1, "selection_rounds": 1, "awareness": _WARY}),
     ],
     ("method", "random"): [

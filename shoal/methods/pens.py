@@ -34,6 +34,10 @@ new selection must not go on with the counts of the one before."""
 BEGAN = f"{KEPT}began"
 """In ``Entry.server``: float32 ``[1]``, the last round before the client's present selection; not there: 0."""
 
+OWN = "pens"
+"""In the private state: the three for each of the client's entries. Its program counts on from these, for
+``Entry.server`` does not go to another process; the draws are made from ``Entry.server``."""
+
 
 class Pens(Gossip):
     """Two phases. Selection, for ``selection_rounds`` rounds: ``drawn_peers`` neighbours are drawn uniformly, and the
@@ -110,16 +114,16 @@ class Pens(Gossip):
     ) -> dict[str, list[int]]:
         """Peers to be scored, or contacts among those that were selected."""
         rng = when.random("contacts/random", seat.id)
-        if self._at(own, when.round) < self.selection_rounds:
+        if self._at(own.server, when.round) < self.selection_rounds:
             return {"random": some(rng, eligible, self.drawn_peers), "similar": []}
         chosen = self.chosen(own, self.graph(when.round).degree(seat.id))
-        if not len(chosen) or not self._counts(own, when.round):
+        if not len(chosen) or not self._counts(own.server, when.round):
             return {"random": some(rng, eligible, self.contacts), "similar": []}
         return {"random": [], "similar": some(rng, np.intersect1d(chosen, eligible), self.contacts)}
 
     def chosen(self, own: Entry, degree: int) -> np.ndarray:
         """The peers that were among the best more often than the threshold; ``degree`` is K - 1."""
-        ids, counts = _selected(own)
+        ids, counts = _selected(own.server)
         total = float(counts.sum())
         expected = total / (degree + 1 if self.threshold == "all-clients" else max(1, degree))
         chosen: np.ndarray = ids[counts > expected - (self.threshold == "authors")]
@@ -127,7 +131,10 @@ class Pens(Gossip):
 
     def meet(self, key: Key, mine: Entry, given: Assignment, client: Client) -> Meeting:
         """The mix with the best of those that were drawn, or with all contacts."""
-        at = self._at(mine, client.when.round)
+        counts_of = client.state.get(OWN, {})
+        assert isinstance(counts_of, Mapping)
+        held: Mapping[str, Any] = counts_of.get(key, {})
+        at = self._at(held, client.when.round)
         alarm, state, said = False, dict[str, Value](), dict[str, Any]()
         if self.awareness is not None:
             (own,) = yield from self.scores((Served.of(mine),), watched(self.awareness, client))
@@ -136,36 +143,39 @@ class Pens(Gossip):
         if at >= self.selection_rounds:
             met = yield from super().meet(key, mine, given, client)
             anew = {BEGAN: torch.tensor([float(client.when.round)]), SELECTED: torch.zeros((2, 0))} if alarm else {}
+            if anew:
+                state = {**state, OWN: {**counts_of, key: {**held, **anew}}}
             return replace(met, extra={**met.extra, **anew}, state=state, note=said)
         peers = self.peers(given, given.note["random"])
         found = yield from self.scores([Served.of(peer) for peer in peers.values()], client.train)
         losses = {j: score.loss if np.isfinite(score.loss) else np.inf for j, score in zip(peers, found, strict=True)}
         best = sorted(sorted(peers, key=lambda j: (losses[j], j))[: self.best])
         # At an alarm the losses are those of the new rows already.
-        going = self._counts(mine, client.when.round) and not alarm
-        ids, counts = _selected(mine) if going else (np.zeros(0), np.zeros(0))
+        going = self._counts(held, client.when.round) and not alarm
+        ids, counts = _selected(held) if going else (np.zeros(0), np.zeros(0))
         every, places = np.unique(np.append(ids, best), return_inverse=True)
         sums = np.bincount(places, weights=np.append(counts, np.ones(len(best))), minlength=len(every))
         table: Tensor = torch.from_numpy(np.stack([every, sums]).astype(np.float32))
         extra = {SELECTED: table, COUNTED: torch.tensor([float(client.when.round)])}
         if alarm:
             extra[BEGAN] = torch.tensor([client.when.round - 1.0])
+        state = {**state, OWN: {**counts_of, key: {**held, **extra}}}
         return Met(self.mixed(client, mine, {j: peers[j] for j in best}), extra, state, {"similar": best, **said})
 
-    def _at(self, own: Entry, round: int) -> int:
+    def _at(self, held: Mapping[str, Tensor], round: int) -> int:
         """How many rounds the client's present selection is old."""
-        began = own.server.get(BEGAN)
+        began = held.get(BEGAN)
         age = round - 1 - (0 if began is None else int(began))
         return age % self.reselect_every if self.reselect_every else age
 
-    def _counts(self, own: Entry, round: int) -> bool:
+    def _counts(self, held: Mapping[str, Tensor], round: int) -> bool:
         """Whether the client's counts are of its present selection."""
-        counted = own.server.get(COUNTED)
-        return counted is not None and int(counted) >= round - self._at(own, round)
+        counted = held.get(COUNTED)
+        return counted is not None and int(counted) >= round - self._at(held, round)
 
 
-def _selected(entry: Entry) -> tuple[np.ndarray, np.ndarray]:
-    stored = entry.server.get(SELECTED)
+def _selected(held: Mapping[str, Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    stored = held.get(SELECTED)
     if stored is None:
         return np.zeros(0, np.int64), np.zeros(0)
     return stored[0].numpy().astype(np.int64), stored[1].numpy().astype(np.float64)

@@ -12,7 +12,7 @@ from example_lab import changed, config, digits, on_digits, play, prove
 
 from shoal.bank import Bank
 from shoal.data.dataset import inputs
-from shoal.messages import Assignment, Group, Part, Participant, Update
+from shoal.messages import Assignment, Group, Part, Participant, Update, grouped
 from shoal.methods.base import Method, merge_buffers
 from shoal.randomness import Moment
 from shoal.requests import Evaluate, Served
@@ -61,9 +61,9 @@ class Gossip(Method):
     def merge(self, bank, updates, when):
         changes = {}
         for update in updates:
-            ((key, part),) = update.parts.items()
-            extra = {"gossip/prior": part.extra["gossip/prior"]}
-            changes[key] = self.merge_entry(key, bank[key], Group((part,), (update.weight,)), when, extra)
+            ((key, group),) = grouped([update]).items()
+            extra = {"gossip/prior": group.parts[0].extra["gossip/prior"]}
+            changes[key] = self.merge_entry(key, bank[key], group, when, extra)
         return bank.put(changes)
 
     def candidates(self, bank, target):

@@ -11,6 +11,8 @@ import torch
 from gossip_lab import Run, built, data_of, forward, mean, play, weights_of
 
 from shoal.bank import Entry
+from shoal.checks.case import Case
+from shoal.checks.tamper import PostedEngine
 from shoal.errors import ConfigError
 from shoal.messages import Participant
 from shoal.methods.pens import Pens
@@ -108,6 +110,15 @@ def test_counts_are_never_sent() -> None:
     size = run.state(0).bank["client/0"].vector.numel() * 4
     assert [line["value"] for line in run.all(metric="bytes_down")] == [0, 3 * size]
     assert not run.state(1).bank["client/0"].extra
+
+
+@pytest.mark.parametrize("more", [{}, {"selection_rounds": 3}, {"reselect_every": 3}])
+def test_programs_in_other_processes_count_on(more: dict[str, Any]) -> None:
+    # What the server keeps of an entry is not sent there, and the counts are of all rounds of a selection.
+    case = Case(method=method(**more))
+    here, there = case.play(case.setup(), rounds=5), case.play(case.setup(), rounds=5, engine=PostedEngine)
+    assert here.prints == there.prints
+    assert here.last.bank["client/0"].server["kept/selected"].numel()
 
 
 @pytest.mark.parametrize(
